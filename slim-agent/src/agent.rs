@@ -392,6 +392,11 @@ impl Agent {
         self.send(Command::Flush { done }) && self.wait(is_done, limit)
     }
 
+    /// The process is about to end: flows that are [finished](Self::finish) from now on are kept, however many they are.
+    pub fn process_ends(&self) {
+        self.send(Command::ProcessEnds);
+    }
+
     /// At process exit, or when a close must wait: sends pending announcements, and waits at most `limit` for closed flows that are
     /// suspended or go through the witness. For all others the kernel delivers the rest. Returns false if the agent thread did not answer
     /// because it is busy or gone.

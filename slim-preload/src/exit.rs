@@ -8,6 +8,7 @@ use crate::flow::{self, Flow};
 use crate::ops::{closing, demoting};
 use crate::{runtime, sys, table, transport};
 use libc::{c_int, c_void};
+use slim_agent::Agent;
 use slim_agent::offered::host;
 use slim_core::FinHow;
 use slim_sys::lock::Lock;
@@ -123,6 +124,7 @@ fn at_exit() {
 /// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for; and also the ends of flows
 /// through the witness.
 fn end_connections(since: Instant) {
+    runtime::with_agent(Agent::process_ends);
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
         let mode = f.own_at(fd).map(|c| c.mode());

@@ -36,7 +36,17 @@ fn closed_before_the_break_is_noticed() {
 }
 
 #[test]
+fn a_close_with_unread_bytes_resets_the_connection() {
+    unnoticed("ends_away", &["unread", "unread-seen"], 1);
+}
+
+#[test]
 fn a_second_exit_waits_for_the_first() {
     let cases = ["exits-twice", "exits-quickly", "exits-in-handler"];
     unnoticed("ends_away", &cases, 1);
+}
+
+#[test]
+fn an_exit_with_few_descriptors() {
+    unnoticed("ends_away", &["scarce"], 1);
 }

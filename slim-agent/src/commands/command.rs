@@ -128,6 +128,8 @@ pub(crate) enum Command {
         limit: Duration,
         done: Done,
     },
+    /// The process is about to end: no limit applies to closed flows any more.
+    ProcessEnds,
     /// Ends the session of the flows with these tokens. The answer is how many there were, without closed ones that are not delivered.
     EndFlows {
         tokens: RangeInclusive<FlowToken>,

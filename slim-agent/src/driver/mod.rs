@@ -352,6 +352,7 @@ impl Driver {
                 self.carry_out();
                 done.tell();
             }
+            Command::ProcessEnds => self.watch.linger.lift_limits(),
             Command::FirstThreadEnds(mask) => {
                 self.tasks.start_and_forget(Task::ExitWhenAlone(mask));
             }

@@ -103,6 +103,7 @@ impl AgentGuest {
             | Command::Flush { .. }
             | Command::DrainExit { .. }
             | Command::FirstThreadEnds(_)
+            | Command::ProcessEnds
             | Command::EndFlows { .. }
             | Command::Retire => false,
         }

@@ -108,7 +108,15 @@ fn before_close(flow: &'static Flow, fd: c_int) -> Option<AfterClose> {
         transport::notice(flow, fd);
     }
     let ctl = flow.own_at(fd)?;
-    Some(remove_number(flow, ctl, fd, lingers))
+    Some(remove_number(flow, ctl, fd, lingers, Closed::Now))
+}
+
+/// When a number is closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closed {
+    Now,
+    /// With the process. Until then the number is open, and most others, too: a number of SLIM's own may not be left for each.
+    ByExit,
 }
 
 /// Removes a number, which has this SO_LINGER, from its flow.
@@ -117,6 +125,7 @@ fn remove_number(
     mut ctl: CtlGuard,
     fd: c_int,
     lingers: Option<c_int>,
+    closed: Closed,
 ) -> AfterClose {
     table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
@@ -158,8 +167,14 @@ fn remove_number(
         runtime::with_agent(|a| a.demote(flow.token()));
         return AfterClose::Shared;
     };
+    // As the kernel judges, whether or not the break has been noticed.
+    let queue = match ctl.mode() {
+        Mode::Open => Some(fd),
+        Mode::Suspended if !ctl.receiving.is_drained() => ctl.transport().or(exposed.then_some(fd)),
+        _ => None,
+    };
     let unread =
-        !ctl.receiving.stash.is_empty() || (ctl.mode() == Mode::Open && sys::readable(fd) > 0);
+        !ctl.receiving.stash.is_empty() || queue.is_some_and(|queue| sys::readable(queue) > 0);
     let how = if unread || lingers == Some(0) {
         FinHow::Reset
     } else {
@@ -197,9 +212,10 @@ fn remove_number(
                 sys::shutdown(fd, libc::SHUT_WR);
             }
         }
-        Mode::Suspended if exposed && !ctl.receiving.is_drained() => {
-            transport::keep_transport(flow, &mut ctl, fd)
-        }
+        Mode::Suspended if exposed && !ctl.receiving.is_drained() => match closed {
+            Closed::Now => transport::keep_transport(flow, &mut ctl, fd),
+            Closed::ByExit => flow.stream.discard_unread(&mut ctl.receiving, fd),
+        },
         _ => {}
     }
     let by_agent = relayed || ctl.mode() == Mode::Suspended;
@@ -300,7 +316,7 @@ fn release(flow: &'static Flow, left: AfterClose) -> Duration {
 /// kernel, either.
 pub fn leave(flow: &'static Flow, fd: c_int) {
     if let Some(ctl) = flow.own_at(fd) {
-        let left = remove_number(flow, ctl, fd, lingers(fd));
+        let left = remove_number(flow, ctl, fd, lingers(fd), Closed::ByExit);
         release(flow, left);
     }
 }
