@@ -217,10 +217,14 @@ impl Shared {
     }
 
     fn arm(&self, driver: &Driver) {
-        let next = [driver.endpoint.poll_timeout(), driver.watch.next()]
-            .into_iter()
-            .flatten()
-            .min();
+        let next = [
+            driver.endpoint.poll_timeout(),
+            driver.watch.next(),
+            driver.survivor.next_exit(),
+        ]
+        .into_iter()
+        .flatten()
+        .min();
         // An alarm that fires too early sets the next one. That is cheaper than postponing the alarm on every event,
         // and does not wake the thread again and again.
         let soon = |armed: Time| next.is_some_and(|next| armed <= next);

@@ -161,6 +161,24 @@ fn everything_goes_on(client: &Agent) {
     }
     let reader = thread::spawn(move || broken.read(&mut [0]));
 
+    // A thread waits, before it ends the process, for such a flow that is closed.
+    let (leaving, leaving_far) = server.pair(client);
+    leaving.wait_live();
+    leaving_far.wait_live();
+    leaving.state().pretence.busy = u32::MAX;
+    leaving_far.kill(Kill::Fin);
+    let (closed, exiting) = (leaving.clone(), client.clone());
+    thread::spawn(move || closed.read(&mut [0]));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while leaving.state().pretence.asked == 0 {
+        assert!(Instant::now() < deadline, "the fault is not noticed");
+        thread::sleep(Duration::from_millis(1));
+    }
+    leaving.close();
+    let exiting = thread::spawn(move || exiting.drain_exit(Duration::from_secs(60)));
+    thread::sleep(Duration::from_millis(100));
+    assert!(!exiting.is_finished());
+
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let victim = plain(&listener);
     let (local, remote) = (victim.local_addr().unwrap(), victim.peer_addr().unwrap());
@@ -185,6 +203,8 @@ fn everything_goes_on(client: &Agent) {
     peer.join().unwrap().unwrap_err();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "took {took:?}");
+
+    assert!(exiting.join().unwrap());
 
     // Flows that begin later are plain TCP, and no call waits.
     let begun = Instant::now();

@@ -340,7 +340,7 @@ impl Driver {
                 self.look_at_lingering(now);
                 self.log
                     .debug(|| format!("at exit: {:?}", self.endpoint.tables()));
-                self.watch.exiting(now + limit, done);
+                self.survivor.add_exiting(now + limit, done);
             }
             Command::EndFlows {
                 tokens,

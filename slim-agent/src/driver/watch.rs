@@ -9,7 +9,8 @@
 //! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has sent that end.
 //! * *lingering*: closed by the application, not delivered yet ([`linger`](super::linger)).
 //! * *unlistened*: control sockets whose listener is gone, but which are still needed.
-//! * *exiting*: threads that wait for lingering flows before the process ends.
+//! * *exiting*: threads that wait for lingering flows before the process ends. The survivor has them: a panic must not make them wait
+//!   for their time limit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
@@ -23,7 +24,6 @@ use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 use super::linger::Linger;
 use super::{Driver, Notice};
 use crate::FlowIo;
-use crate::commands::done::Done;
 use crate::events;
 
 const SWEEP: Duration = Duration::from_secs(1);
@@ -59,7 +59,6 @@ pub(crate) struct Watch {
     agenda: BTreeSet<(Time, FlowToken, Look)>,
     sweep_at: Option<Time>,
     tidy_at: Option<Time>,
-    exiting: Vec<(Time, Done)>,
     /// Control sockets that outlive their listeners: time of the next check, and the interval before it.
     unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
@@ -112,7 +111,6 @@ impl Watch {
             agenda: BTreeSet::new(),
             sweep_at: None,
             tidy_at: None,
-            exiting: Vec::new(),
             unlistened: HashMap::new(),
             stall: config.stall,
         }
@@ -121,9 +119,8 @@ impl Watch {
     /// When to call [`Driver::on_time`].
     pub(crate) fn next(&self) -> Option<Time> {
         let look = self.agenda.first().map(|(at, ..)| *at);
-        let exit = self.exiting.iter().map(|(at, _)| *at).min();
         let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
-        [look, exit, unlistened, self.sweep_at, self.tidy_at]
+        [look, unlistened, self.sweep_at, self.tidy_at]
             .into_iter()
             .flatten()
             .min()
@@ -179,10 +176,6 @@ impl Watch {
     /// It does not matter any more whether a call is inside.
     pub(crate) fn forget_busy(&mut self, token: FlowToken) {
         self.busy.remove(&token);
-    }
-
-    pub(crate) fn exiting(&mut self, until: Time, done: Done) {
-        self.exiting.push((until, done));
     }
 
     /// A listener is gone, but its control socket is still needed. The interval to the next check doubles each time.
@@ -253,22 +246,18 @@ impl Driver {
     /// Answers the threads that wait to exit, unless an undelivered flow lacks its transport, or is relayed, and their time is not
     /// over. No kernel delivers the end of a relayed flow.
     pub(crate) fn release_exiting(&mut self) {
-        if self.watch.exiting.is_empty() {
+        if self.survivor.next_exit().is_none() {
             return;
         }
         let now = self.now();
         let mut lingering = self.watch.linger.tokens();
         let undelivered = lingering
             .any(|token| self.endpoint.lacks_transport(token) || self.endpoint.is_relayed(token));
-        self.watch.exiting.retain(|(until, done)| {
-            let wait = undelivered && now < *until;
-            if !wait {
-                events::write_out();
-                // The thread may have stopped waiting, which does no harm.
-                done.tell();
-            }
-            wait
-        });
+        let is_over = |until| !undelivered || until <= now;
+        if self.survivor.next_exit().is_some_and(is_over) {
+            events::write_out();
+        }
+        self.survivor.release_exiting(is_over);
     }
 
     fn poll_busy(&mut self, now: Time, token: FlowToken) {

@@ -22,10 +22,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 
-use slim_core::{FlowToken, Verdict};
+use slim_core::{FlowToken, Time, Verdict};
 
 use crate::FlowIo;
 use crate::commands::command::{Command, CommandReceiver};
+use crate::commands::done::Done;
 use crate::events::{self, Log};
 use crate::failure::report::StartReport;
 use crate::kernel::readiness;
@@ -53,6 +54,8 @@ pub(crate) struct Survivor {
     flows: RefCell<BTreeMap<FlowToken, Arc<dyn FlowIo>>>,
     /// Flows that have lost their transport, as far as the agent thread knows.
     away: RefCell<BTreeSet<FlowToken>>,
+    /// Threads that wait to exit, and until when.
+    exiting: RefCell<Vec<(Time, Done)>>,
 }
 
 /// Does the same when the agent thread cannot go on for another reason. Does not return, unless this has happened
@@ -130,6 +133,7 @@ impl Survivor {
             required,
             flows: RefCell::default(),
             away: RefCell::default(),
+            exiting: RefCell::default(),
         })
     }
 
@@ -179,6 +183,28 @@ impl Survivor {
     /// Whether any flow is without a transport.
     pub(crate) fn any_away(&self) -> bool {
         !self.away.borrow().is_empty()
+    }
+
+    /// Adds a thread that waits to exit.
+    pub(crate) fn add_exiting(&self, until: Time, done: Done) {
+        self.exiting.borrow_mut().push((until, done));
+    }
+
+    /// When the first time limit of such a thread is over.
+    pub(crate) fn next_exit(&self) -> Option<Time> {
+        self.exiting.borrow().iter().map(|(until, _)| *until).min()
+    }
+
+    /// Answers those threads whose time limit `is_over` accepts.
+    pub(crate) fn release_exiting(&self, is_over: impl Fn(Time) -> bool) {
+        self.exiting.borrow_mut().retain(|(until, done)| {
+            let over = is_over(*until);
+            if over {
+                // The thread may have stopped waiting, which does no harm.
+                done.tell();
+            }
+            !over
+        });
     }
 
     fn survive(&self, why: &str) -> ! {
@@ -253,6 +279,9 @@ impl Survivor {
             }
         }
         before.into_iter().for_each(|command| self.handle(command));
+        if let Ok(exiting) = self.exiting.try_borrow() {
+            exiting.iter().for_each(|(_, done)| done.tell());
+        }
     }
 
     fn handle(&self, command: Command) {
