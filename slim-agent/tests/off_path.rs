@@ -10,28 +10,14 @@ use std::time::Duration;
 
 use common::{FlowSocket, Kill, LIMIT, Server};
 use slim_agent::Agent;
+use slim_core::Role;
 use slim_core::auth::seal_with_job;
 use slim_core::config::Config;
-use slim_core::wire::{AddrList, HEADER_LEN, Hello, Message};
-use slim_core::{EndpointId, FlowId, Role};
+use slim_core::wire::{HEADER_LEN, Message};
 
 /// A forged HELLO.
 fn forged(n: u8, connector: SocketAddr, acceptor: SocketAddr) -> Vec<u8> {
-    let hello = Hello {
-        flow: FlowId([n; 16]),
-        connector,
-        acceptor,
-        endpoint: EndpointId {
-            host: [n; 16],
-            pid: 1,
-            incarnation: 1,
-        },
-        random_c: [n; 32],
-        features: 0,
-        resume_port: 9,
-        control_port: 9,
-        addrs: AddrList::new([]),
-    };
+    let hello = common::hello(n, connector, acceptor);
     seal_with_job(None, &Message::Hello(hello))
 }
 

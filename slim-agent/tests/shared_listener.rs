@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,8 +12,15 @@ use std::time::{Duration, Instant};
 use common::{FlowSocket, Server};
 use slim_agent::Agent;
 use slim_core::Role;
+use slim_core::auth::{FlowKey, Fresh, KeyInputs, seal_with_job};
 use slim_core::config::Config;
+use slim_core::wire::{self, Hello, HelloDone, MAX_LEN, Message};
+use socket2::{Domain, Socket, Type};
 
+/// Long enough for a datagram to arrive and be handled.
+const SOON: Duration = Duration::from_millis(50);
+/// An address that no other program of the host connects from, so that its ports are free again when a connection is over.
+const OWN: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 83, 0, 1), 0);
 /// Most connections that a worker serves.
 const CONNECTIONS: usize = 64;
 
@@ -61,11 +68,24 @@ fn connect(client: &Agent, server: &Server) -> Arc<FlowSocket> {
     FlowSocket::new(client, Role::Connector, sock)
 }
 
+/// Connects from this address.
+fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
+}
+
 fn is_served(stream: &FlowSocket, text: &[u8; 5]) {
     stream.write(text).unwrap();
     let mut back = [0; 5];
     stream.read_exact(&mut back).unwrap();
     assert_eq!(&back, text);
+}
+
+fn is_plain(stream: &FlowSocket) {
+    stream.wait("plain", Duration::from_millis(500), |s| s.legacy.is_some());
 }
 
 fn survives_kills(stream: &FlowSocket) {
@@ -96,13 +116,100 @@ fn a_late_hello_is_answered(client: &Agent) {
     FlowSocket::new(&worker, Role::Acceptor, far).reset();
     thread::sleep(Duration::from_millis(100));
     let near = FlowSocket::new(client, Role::Connector, near);
-    near.wait("plain", Duration::from_millis(500), |s| s.legacy.is_some());
+    is_plain(&near);
+}
+
+/// As above, but another process has had a connection with the same addresses, which another worker has accepted.
+fn a_late_hello_for_addresses_used_before_is_answered(client: &Agent) {
+    let server = Server::start(Config::default());
+    let worker = Agent::start(Config::default()).unwrap();
+    let near = connect_from(OWN.into(), server.addr());
+    let from = near.local_addr().unwrap();
+    let far = server.listener.accept().unwrap().0;
+    let stands = far.try_clone().unwrap();
+    FlowSocket::new(&worker, Role::Acceptor, far).reset();
+    thread::sleep(SOON);
+    let near = FlowSocket::new(client, Role::Connector, near);
+    is_plain(&near);
+    near.reset();
+    drop(stands);
+    is_answered_after_a_late_claim(&server, from);
+}
+
+/// A HELLO is repeated when its connection is over, and a later connection has the same addresses.
+fn a_repeated_hello_is_not_taken_for_one_of_a_later_connection() {
+    let server = Server::start(Config::default());
+    let worker = Agent::start(Config::default()).unwrap();
+    let near = connect_from(OWN.into(), server.addr());
+    let from = near.local_addr().unwrap();
+    let far = server.listener.accept().unwrap().0;
+    let connector = UdpSocket::bind(OWN).unwrap();
+    connector.set_read_timeout(Some(common::LIMIT)).unwrap();
+    let hello = common::hello(2, from, server.addr());
+    let send = || {
+        let data = seal_with_job(None, &Message::Hello(hello));
+        connector.send_to(&data, server.addr()).unwrap();
+        thread::sleep(SOON);
+    };
+    send();
+    let far = FlowSocket::new(&worker, Role::Acceptor, far);
+    show_the_key(&connector, hello);
+    far.wait_live();
+    far.reset();
+    drop(near);
+    thread::sleep(SOON);
+    send();
+    is_answered_after_a_late_claim(&server, from);
+}
+
+/// Waits for the answer to this HELLO, and confirms it.
+fn show_the_key(connector: &UdpSocket, hello: Hello) {
+    let mut buf = [0; MAX_LEN];
+    let (ack, from) = loop {
+        let (n, from) = connector.recv_from(&mut buf).unwrap();
+        if let Message::HelloAck(ack) = wire::parse(&buf[..n]).unwrap().message {
+            break (ack, from);
+        }
+    };
+    let inputs = KeyInputs {
+        flow: hello.flow,
+        random_c: hello.random_c,
+        random_s: ack.random_s,
+        connector: hello.endpoint,
+        acceptor: ack.endpoint,
+    };
+    let key = FlowKey::derive(None, &inputs);
+    let done = Message::HelloDone(HelloDone(hello));
+    let data = key.seal(Role::Connector, Fresh::None, &done);
+    connector.send_to(&data, from).unwrap();
+}
+
+/// Connects from `from` to a worker whose agent is busy until the worker has reset the connection and the HELLO for it has
+/// come. When the worker has claimed the connection, the HELLO is answered.
+fn is_answered_after_a_late_claim(server: &Server, from: SocketAddr) {
+    let [worker, client] = [(); 2].map(|()| Agent::start(Config::default()).unwrap());
+    let _near = connect(&client, server);
+    let far = server.listener.accept().unwrap().0;
+    let busy = FlowSocket::new(&worker, Role::Acceptor, far);
+    busy.wait_live();
+    let near = connect_from(from, server.addr());
+    let far = server.listener.accept().unwrap().0;
+    // The agent stays in a call for this flow.
+    let holds = busy.state();
+    worker.demote(busy.token);
+    let near = FlowSocket::new(&client, Role::Connector, near);
+    FlowSocket::new(&worker, Role::Acceptor, far).reset();
+    thread::sleep(SOON);
+    drop(holds);
+    is_plain(&near);
 }
 
 #[test]
 fn workers_share_a_listener() {
     let client = Agent::start(Config::default()).unwrap();
     a_late_hello_is_answered(&client);
+    a_late_hello_for_addresses_used_before_is_answered(&client);
+    a_repeated_hello_is_not_taken_for_one_of_a_later_connection();
     workers_share(&client, false);
     // SAFETY: always succeeds.
     if unsafe { libc::geteuid() } == 0 {

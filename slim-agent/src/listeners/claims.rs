@@ -14,8 +14,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
+use slim_core::endpoint::PendingHello;
 use slim_core::wire::{self, Message};
-use slim_core::{FlowToken, Time};
+use slim_core::{FlowId, FlowToken, Time};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 
@@ -149,6 +150,8 @@ struct Claim {
     link: Rc<Neighbour>,
     /// The kernel's number of the connection (`SO_COOKIE`).
     connection: Option<u64>,
+    /// The flow id of the first HELLO that was passed on.
+    first: Option<FlowId>,
 }
 
 /// What this process shares with other processes.
@@ -239,7 +242,8 @@ impl Claims {
     }
 
     /// Forwards a datagram if it is HELLO for a connection that another process has accepted. False if this process
-    /// must handle it, possibly as well: it may be for a later connection with the same addresses.
+    /// must handle it, possibly as well: it may be for a later connection with the same addresses, which has not been
+    /// claimed yet.
     pub(crate) fn forward(
         &mut self,
         now: Time,
@@ -255,7 +259,7 @@ impl Claims {
             return false;
         };
         let tuple = (hello.acceptor, hello.connector);
-        let Some(claim) = self.claimed.get(&tuple) else {
+        let Some(claim) = self.claimed.get_mut(&tuple) else {
             return false;
         };
         let there = connection_at(tuple.0, tuple.1);
@@ -267,7 +271,17 @@ impl Claims {
             return false;
         }
         claim.link.tell(&Note::Hello(from, local, data.to_vec()));
-        same.is_some() || !hello.flow.is_again()
+        let is_first = *claim.first.get_or_insert(hello.flow) == hello.flow;
+        same.is_some() || (is_first && !hello.flow.is_again())
+    }
+
+    /// Passes on a HELLO that has come before the connection was claimed.
+    pub(crate) fn hand_over(&mut self, tuple: Tuple, hello: PendingHello) {
+        if let Some(claim) = self.claimed.get_mut(&tuple) {
+            claim.first.get_or_insert(hello.flow);
+            let note = Note::Hello(hello.from, hello.local, hello.data);
+            claim.link.tell(&note);
+        }
     }
 
     /// Sends a note to the other processes at our address `addr`.
@@ -304,6 +318,7 @@ impl Claims {
             since,
             link,
             connection,
+            first: None,
         };
         self.claimed.insert(tuple, claim);
         self.order.push_back((since, tuple));

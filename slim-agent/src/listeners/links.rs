@@ -88,7 +88,7 @@ async fn hear_claims(
                 d.claims
                     .claim(now, (local, remote), which.connection, link.clone());
                 while let Some(hello) = d.endpoint.take_pending(now, local, remote) {
-                    link.tell(&Note::Hello(hello.from, hello.local, hello.data));
+                    d.claims.hand_over((local, remote), hello);
                 }
             }
             Note::Drop(local, remote) => d.claims.unclaim((local, remote), &link),

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use slim_agent::Agent;
 use slim_core::config::Config;
-use slim_core::{Cause, FinHow, Role, Verdict};
+use slim_core::wire::{AddrList, Hello};
+use slim_core::{Cause, EndpointId, FinHow, FlowId, Role, Verdict};
 use slim_stream::Probe;
 
 pub use front::{FlowSocket, State};
@@ -172,6 +173,25 @@ impl Server {
         let near = FlowSocket::new(client, Role::Connector, near);
         let far = self.listener.accept().unwrap().0;
         (near, FlowSocket::new(&self.agent, Role::Acceptor, far))
+    }
+}
+
+/// The HELLO of a connector that does not exist.
+pub fn hello(n: u8, connector: SocketAddr, acceptor: SocketAddr) -> Hello {
+    Hello {
+        flow: FlowId([n; 16]),
+        connector,
+        acceptor,
+        endpoint: EndpointId {
+            host: [n; 16],
+            pid: 1,
+            incarnation: 1,
+        },
+        random_c: [n; 32],
+        features: 0,
+        resume_port: 9,
+        control_port: 9,
+        addrs: AddrList::new([]),
     }
 }
 

@@ -119,6 +119,7 @@ impl Endpoint {
             // An OPEN is under a pair key of this process, so other processes cannot use it.
             if let Request::Hello(hello) = waiting.request {
                 return Some(PendingHello {
+                    flow: hello.flow,
                     from: waiting.from,
                     local: waiting.local,
                     data: seal_with_job(self.config.job_key.as_ref(), &Message::Hello(*hello)),

@@ -19,6 +19,8 @@ const PENDING_AGE: Duration = Duration::from_secs(60);
 /// [`Endpoint::take_pending`](super::Endpoint::take_pending).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingHello {
+    /// The flow id in the message.
+    pub flow: FlowId,
     /// The sender's address.
     pub from: SocketAddr,
     /// The local address that the HELLO was sent to.
