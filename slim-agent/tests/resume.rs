@@ -238,6 +238,34 @@ fn an_escalation_waits_for_data_calls() {
     assert_eq!(far.state().pretence.busy, 0);
 }
 
+/// One end lacks bytes that the other asks for. Neither goes on, and the other end does not take what it has got for the whole stream.
+#[test]
+fn a_flow_that_lacks_bytes_ends_in_an_error_at_both_ends() {
+    for kill in kills() {
+        let (client, server) = agents(Config::default());
+        // Most bytes stay with the sender's kernel.
+        let listener = socket2::SockRef::from(&server.listener);
+        listener.set_recv_buffer_size(4096).unwrap();
+        let (near, far) = server.pair(&client);
+        near.wait_live();
+        far.wait_live();
+        near.write(&[7; 200_000]).unwrap();
+        near.stream.with_half(|half| half.trim_to(0));
+        near.kill(kill);
+        near.read(&mut [0]).unwrap_err();
+        let mut buf = [0; 4096];
+        let end = loop {
+            match far.read(&mut buf) {
+                Ok(n) if n > 0 => {}
+                end => break end,
+            }
+        };
+        let errno = end.map_err(|e| e.raw_os_error());
+        assert_eq!(errno, Err(Some(libc::ECONNRESET)), "{kill:?}");
+        assert!(far.state().legacy.is_none(), "{kill:?}: is plain TCP");
+    }
+}
+
 #[test]
 fn a_half_close_survives_a_broken_connection() {
     for kill in kills() {

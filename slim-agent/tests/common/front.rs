@@ -243,7 +243,11 @@ impl FlowIo for FlowSocket {
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
-        self.stream.replay(from, f).ok()
+        let reached = self.stream.replay(from, f).ok();
+        if reached.is_none() {
+            self.agent.out_of_step(self.token);
+        }
+        reached
     }
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
