@@ -53,7 +53,8 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
 
 /// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job is asked to replace the rank, or
 /// to end with status 0: PRRTE's daemons corrupt their memory when a rank is spawned after another one has died, and crash then or later, with
-/// and without SLIM (docs/ULFM.md).
+/// and without SLIM (docs/ULFM.md). How many do depends on their heaps, and so on the machine. So the number of replaced ranks is compared with that
+/// of the bare jobs: less than half of it, and a difference of three, is more than chance.
 fn a_killed_rank(test: &str, flavor: Flavor) {
     let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
     for _ in 0..runs().max(3) {
@@ -78,9 +79,14 @@ fn a_killed_rank(test: &str, flavor: Flavor) {
         (outcomes.len(), heard, replaced)
     });
     let (jobs, heard, replaced) = slim;
-    assert!(heard.len() == jobs && replaced > 0, "{heard:?}, {replaced}");
-    if let Some(best) = bare.1.first() {
-        assert!(heard[0] <= best + 0.01, "{heard:?}, bare {:?}", bare.1);
+    assert!(heard.len() == jobs, "{heard:?}");
+    let (_, bare_heard, bare_replaced) = bare;
+    assert!(
+        bare_replaced < 2 * replaced + 3,
+        "{replaced} of {jobs} replaced the rank, bare {bare_replaced}"
+    );
+    if let Some(best) = bare_heard.first() {
+        assert!(heard[0] <= best + 0.01, "{heard:?}, bare {bare_heard:?}");
     }
 }
 
