@@ -32,7 +32,8 @@ def hello():
     assert s.recv(5, socket.MSG_WAITALL) == b"hello"
 hello()
 print("RUNNING", flush=True)
-while not os.path.exists(go):
+# The file is soon gone again if the sender is to leave "late".
+while (role == "sender" or how != "late") and not os.path.exists(go):
     time.sleep(0.01)
 if how != "late":
     hello()
