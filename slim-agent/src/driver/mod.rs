@@ -553,7 +553,7 @@ impl Driver {
     /// Forgets a flow, once its last events are written.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
-        let late = self.endpoint.may_hello_come(now, token);
+        let late = !self.endpoint.has_hello(token);
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
         self.drained.remove(&token);

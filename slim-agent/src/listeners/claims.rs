@@ -34,6 +34,10 @@ use slim_sys::OwnFd;
 const CLAIMS: usize = 4096;
 /// How long a claim lasts: HELLO for the connection arrives within this time.
 const CLAIM_AGE: Duration = Duration::from_secs(60);
+/// How long after a claim a HELLO for the connection may be repeated, although the flow is over already.
+const REPEATED: Duration = Duration::from_secs(1);
+/// Most claims that are kept for that.
+const WITHDRAWN: usize = 1024;
 /// Backlog of the local socket.
 const BACKLOG: i32 = 128;
 /// How long to wait for an owner whose backlog is full. It accepts the connections that are in the way at once.
@@ -163,6 +167,8 @@ pub(crate) struct Claims {
     claimed: HashMap<Tuple, Claim>,
     /// Oldest first; an entry whose time does not match was replaced.
     order: VecDeque<(Time, Tuple)>,
+    /// Young claims that were withdrawn, as in `order`.
+    withdrawn: VecDeque<(Time, Tuple)>,
     /// Owners of addresses at which this process accepts.
     owners: HashMap<SocketAddr, Rc<Neighbour>>,
     /// Connections that this process has claimed.
@@ -308,11 +314,11 @@ impl Claims {
     ) {
         self.expire(since);
         while self.claimed.len() >= CLAIMS {
-            let Some((at, oldest)) = self.order.pop_front() else {
+            let withdrawn = self.withdrawn.pop_front();
+            let Some(oldest) = withdrawn.or_else(|| self.order.pop_front()) else {
                 break;
             };
-            self.claimed
-                .retain(|tuple, claim| (claim.since, *tuple) != (at, oldest));
+            self.discard(oldest);
         }
         let claim = Claim {
             since,
@@ -330,13 +336,30 @@ impl Claims {
         }
     }
 
-    /// Another process has withdrawn its claim.
-    pub(crate) fn unclaim(&mut self, tuple: Tuple, link: &Rc<Neighbour>) {
-        if self
-            .claimed
-            .get(&tuple)
-            .is_some_and(|claim| Rc::ptr_eq(&claim.link, link))
+    /// Another process has withdrawn its claim. A HELLO that is repeated must still reach that process: otherwise this one would keep
+    /// it, and take it for the HELLO of the next connection with the same addresses. So a young claim is kept for a moment.
+    pub(crate) fn unclaim(&mut self, now: Time, tuple: Tuple, link: &Rc<Neighbour>) {
+        let claim = self.claimed.get(&tuple);
+        let Some(claim) = claim.filter(|claim| Rc::ptr_eq(&claim.link, link)) else {
+            return;
+        };
+        let since = claim.since;
+        if now.since(since) >= REPEATED {
+            self.claimed.remove(&tuple);
+            return;
+        }
+        if self.withdrawn.len() >= WITHDRAWN
+            && let Some(oldest) = self.withdrawn.pop_front()
         {
+            self.discard(oldest);
+        }
+        self.withdrawn.push_back((since, tuple));
+    }
+
+    /// Discards the claim that was made at this time, unless a later one has replaced it.
+    fn discard(&mut self, (since, tuple): (Time, Tuple)) {
+        let claim = self.claimed.get(&tuple);
+        if claim.is_some_and(|claim| claim.since == since) {
             self.claimed.remove(&tuple);
         }
     }
@@ -353,11 +376,18 @@ impl Claims {
         if self.claimed.is_empty() {
             self.claimed.shrink_to_fit();
             self.order.shrink_to_fit();
+            self.withdrawn.shrink_to_fit();
         }
         !self.claimed.is_empty()
     }
 
     fn expire(&mut self, now: Time) {
+        while let Some(oldest) = self.withdrawn.front().copied()
+            && now.since(oldest.0) >= REPEATED
+        {
+            self.withdrawn.pop_front();
+            self.discard(oldest);
+        }
         while let Some((at, tuple)) = self.order.front().copied() {
             let current = self
                 .claimed

@@ -91,7 +91,7 @@ async fn hear_claims(
                     d.claims.hand_over((local, remote), hello);
                 }
             }
-            Note::Drop(local, remote) => d.claims.unclaim((local, remote), &link),
+            Note::Drop(local, remote) => d.claims.unclaim(now, (local, remote), &link),
             Note::Hello(..) | Note::Release(_) | Note::Given(_) => {}
         });
     }

@@ -15,7 +15,7 @@ use super::record::{FlowRecord, Peer};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs};
 use crate::config::{Config, Policy};
-use crate::ids::{FlowId, FlowToken, Role, Time, take};
+use crate::ids::{FlowId, Role, Time, take};
 use crate::wire::{self, FlowStatus, HelloAck, Message, Parsed};
 
 /// Maximum number of entries in each table.
@@ -182,14 +182,6 @@ impl Endpoint {
     pub(super) fn was_thrown_away(&self, now: Time, ends: &Ends) -> bool {
         let unasked = self.late.unasked.get(now, ends);
         unasked.is_some_and(|unasked| !matches!(unasked.status, FlowStatus::Closed(_)))
-    }
-
-    /// Acceptor: whether a HELLO for the flow may come after the end of the flow: none has come yet, or the flow is so young that
-    /// the connector may have repeated it.
-    pub fn may_hello_come(&self, now: Time, token: FlowToken) -> bool {
-        let flow = self.flows.get(&token);
-        let is_young = flow.is_some_and(|flow| now.since(flow.opened) < OVERTAKEN);
-        is_young || !self.has_hello(token)
     }
 
     /// If this message is a HELLO that has waited at least 300 ms for its connection to be accepted: the local address that it
