@@ -2,7 +2,8 @@
 //!
 //! The C library runs exit handlers in the first thread that calls `exit`. While they run, another thread, or a signal handler, may call
 //! `exit`, too. That call runs the handlers that are left, and then ends the process. So the handler of this module registers itself
-//! again for as long as it waits for the last bytes: then the second call waits, too.
+//! again for as long as it waits for the last bytes: then the second call waits, too. It is registered several times from the beginning,
+//! because calls may come in the moment before it has done so.
 
 use crate::flow::{self, Flow};
 use crate::ops::{closing, demoting};
@@ -21,6 +22,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How much longer a second exit waits for the first.
 const SECOND: Duration = Duration::from_secs(5);
 
+/// How many calls may come in the same moment.
+const AT_ONCE: usize = 8;
+
 /// The thread that ends the process, and since when.
 static ENDING: Lock<Option<(c_int, Instant)>> = Lock::new(None);
 /// 1 once that thread has nothing to wait for any more.
@@ -35,10 +39,12 @@ unsafe extern "C" {
 
 /// Registers the handlers, when the library is loaded.
 pub fn register() {
-    register_quick();
-    // Exit handlers run in reverse order of registration. The handler that runs the destructors of all libraries is
-    // registered later, when the program begins, so this handler runs after all others.
-    register_last();
+    for _ in 0..AT_ONCE {
+        register_quick();
+        // Exit handlers run in reverse order of registration. The handler that runs the destructors of all libraries is
+        // registered later, when the program begins, so this handler runs after all others.
+        register_last();
+    }
 }
 
 /// Registers the handler of `exit`. It is registered for no library: otherwise it would run with our own destructors, before those of
@@ -71,18 +77,18 @@ pub fn after_fork(child: bool) {
 /// After `main`, or `exit`. The program's handlers and the destructors of its libraries run first, because they may still write
 /// to connections and close them in order.
 extern "C" fn at_very_last(_: *mut c_void) {
-    if begin().is_some() {
+    if let Some(ending) = begin() {
         register_last();
-        // The C library has removed it with this library's other handlers.
-        register_quick();
-        at_exit();
+        // The C library has removed these with this library's other handlers.
+        (0..AT_ONCE).for_each(|_| register_quick());
+        end(ending);
     }
 }
 
 extern "C" fn at_quick() {
-    if begin().is_some() {
+    if let Some(ending) = begin() {
         register_quick();
-        at_exit();
+        end(ending);
     }
 }
 
@@ -103,10 +109,7 @@ fn begin() -> Option<(c_int, Instant)> {
 
 /// The first call ends the connections; calls of other threads wait for it. A call of the same thread, in a signal handler, goes on in
 /// the place of the first, which does not return.
-fn at_exit() {
-    let Some((thread, since)) = begin() else {
-        return;
-    };
+fn end((thread, since): (c_int, Instant)) {
     if thread == sys::tid() {
         end_connections(since);
         ENDED.store(1, Ordering::Release);
