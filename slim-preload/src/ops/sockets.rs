@@ -328,13 +328,15 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     // Checked before the lock is released, because afterwards there may be another transport.
     let failed = sys::errno();
     let dead = super::broken(fd, failed);
+    let live = || flow.live.load(Ordering::Acquire);
+    // The peer has been told of the end by `announce`. It may close, and the flow be over, before this function returns.
+    let was_live = live();
     drop(ctl);
     let cause = Cause::Errno(transport::TO_BE_ASKED);
     if dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended) {
         // A flow that still negotiates does not know yet whether there will be another transport.
-        let live = || flow.live.load(Ordering::Acquire);
         demoting::wait_while_away(flow, fd, Instant::now() + demoting::PATIENCE, live);
-        if live() {
+        if was_live || live() {
             sys::set_errno(errno);
             return 0;
         }
