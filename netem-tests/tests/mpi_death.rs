@@ -6,12 +6,9 @@ use std::time::{Duration, Instant};
 
 use common::{
     events::{Events, at, kind, word},
-    jobs::{Bench, PROGRAM, Slim, assert_finished},
+    jobs::{Bench, Slim, a_rank, assert_finished},
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 use slim_lab::{
     Lab, SeededRng,
@@ -27,15 +24,7 @@ const WORK: u64 = 60;
 
 /// Kills a rank on the second node with SIGKILL. Returns the moment.
 fn kill_a_rank(lab: &Lab) -> Instant {
-    let ranks = lab
-        .node(1)
-        .processes()
-        .into_iter()
-        .filter(|p| p.name == PROGRAM);
-    let rank = ranks
-        .min_by_key(|p| p.pid)
-        .expect("a rank runs on the second node");
-    kill(Pid::from_raw(rank.pid as i32), Signal::SIGKILL).expect("kill a rank");
+    kill(a_rank(lab.node(1)), Signal::SIGKILL).expect("kill a rank");
     Instant::now()
 }
 

@@ -7,14 +7,11 @@ use std::{thread, time::Duration};
 
 use common::{
     component::ComponentBench,
-    jobs::{Bench, PROGRAM, Slim, given_up},
+    jobs::{Bench, PROGRAM, Slim, a_rank, given_up},
     kills::{Killed, Tally},
     soak,
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, kill};
 use slim_lab::{
     Lab, SeededRng, artifacts,
     faults::{
@@ -159,12 +156,10 @@ fn mpich_5_mtu_hole_for_four_seconds() {
 
 /// A rank is stopped, as by a debugger or by a host that swaps. Its kernel goes on to acknowledge what arrives.
 fn stopped(lab: &Lab, _: &mut Started<'_>) -> String {
-    let ranks = lab.node(1).processes();
-    let rank = ranks.iter().find(|process| process.name == PROGRAM);
-    let pid = Pid::from_raw(rank.expect("a rank").pid.cast_signed());
-    kill(pid, Signal::SIGSTOP).expect("stop the rank");
+    let rank = a_rank(lab.node(1));
+    kill(rank, Signal::SIGSTOP).expect("stop the rank");
     thread::sleep(seconds(4));
-    kill(pid, Signal::SIGCONT).expect("let the rank go on");
+    kill(rank, Signal::SIGCONT).expect("let the rank go on");
     "a rank stopped for 4 s".into()
 }
 

@@ -2,27 +2,12 @@
 
 mod common;
 
-use std::net::{SocketAddr, TcpStream};
 use std::thread;
-use std::time::Duration;
 
-use common::{FlowSocket, Kill, Server};
+use common::{FlowSocket, Kill, SOON, Server, connect_from};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::{Cause, Role};
-use socket2::{Domain, Socket, Type};
-
-/// Long enough for a datagram to arrive and be handled.
-const SOON: Duration = Duration::from_millis(50);
-
-/// Connects from this address, or from one that the kernel chooses.
-fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.set_reuse_address(true).unwrap();
-    socket.bind(&from.into()).unwrap();
-    socket.connect(&to.into()).unwrap();
-    socket.into()
-}
 
 /// A connection is reset before its HELLO is answered, and the acceptor takes that HELLO for a HELLO of the next
 /// connection. The connector's agent finds the answer together with the commands about the next connection, and about a
@@ -36,7 +21,7 @@ fn the_answer_for_an_earlier_connection_does_not_overtake_the_command_about_the_
     for flow in [&held, &faulty, &faulty_far] {
         flow.wait_live();
     }
-    let first = connect("127.0.0.1:0".parse().unwrap(), server.addr());
+    let first = connect_from("127.0.0.1:0".parse().unwrap(), server.addr());
     let from = first.local_addr().unwrap();
     let first = FlowSocket::new(&client, Role::Connector, first);
     // Its HELLO has arrived, and waits until the connection is accepted.
@@ -49,7 +34,7 @@ fn the_answer_for_an_earlier_connection_does_not_overtake_the_command_about_the_
     client.fault(faulty.token, Cause::Errno(libc::ECONNRESET));
     first.reset();
     client.about_to_connect(from, server.addr());
-    let next = connect(from, server.addr());
+    let next = connect_from(from, server.addr());
     drop(server.listener.accept());
     let far = server.listener.accept().unwrap().0;
     assert_eq!(far.peer_addr().unwrap(), from);

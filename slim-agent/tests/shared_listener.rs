@@ -9,16 +9,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{FlowSocket, Server};
+use common::{FlowSocket, SOON, Server, connect_from};
 use slim_agent::Agent;
 use slim_core::Role;
 use slim_core::auth::{FlowKey, Fresh, KeyInputs, seal_with_job};
 use slim_core::config::Config;
 use slim_core::wire::{self, Hello, HelloDone, MAX_LEN, Message};
-use socket2::{Domain, Socket, Type};
 
-/// Long enough for a datagram to arrive and be handled.
-const SOON: Duration = Duration::from_millis(50);
 /// An address that no other program of the host connects from, so that its ports are free again when a connection is over.
 const OWN: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 83, 0, 1), 0);
 /// Most connections that a worker serves.
@@ -66,15 +63,6 @@ fn worker(server: &Server, give_up_rights: bool) -> libc::pid_t {
 fn connect(client: &Agent, server: &Server) -> Arc<FlowSocket> {
     let sock = TcpStream::connect(server.addr()).unwrap();
     FlowSocket::new(client, Role::Connector, sock)
-}
-
-/// Connects from this address.
-fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.set_reuse_address(true).unwrap();
-    socket.bind(&from.into()).unwrap();
-    socket.connect(&to.into()).unwrap();
-    socket.into()
 }
 
 fn is_served(stream: &FlowSocket, text: &[u8; 5]) {

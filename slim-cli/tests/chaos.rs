@@ -143,26 +143,31 @@ fn a_command_in_a_lab_loses_its_connection() {
     assert!(faults.iter().all(|f| f["failed"] == false), "{out}");
 }
 
+/// What the command prints in a lab under this fault. It must succeed.
+fn printed_under(test: &str, fault: &str, command: &[&str]) -> Option<String> {
+    if let Err(reason) = Lab::check() {
+        skip(test, reason);
+        return None;
+    }
+    let scratch = Scratch::new(test);
+    let plan = scratch.write("plan.toml", &format!("[[fault]]\n{fault}"));
+    let (status, out, err) = output(slim().arg("chaos").arg(plan).arg("--").args(command));
+    assert_eq!(status, 0, "{out}{err}");
+    Some(out)
+}
+
 /// A stopped process stands still for as long as the plan says, and goes on.
 #[test]
 fn a_process_is_stopped_for_a_while() {
-    let test = "a_process_is_stopped_for_a_while";
-    if let Err(reason) = Lab::check() {
-        return skip(test, reason);
-    }
-    let scratch = Scratch::new("stop");
-    let plan = scratch.write(
-        "plan.toml",
-        "[[fault]]\nkind = \"stop\"\nstart = 0.5\nlasts = 0.6\nnode = \"nodeA\"\nprocess = \"python3\"\n",
-    );
+    let fault =
+        "kind = \"stop\"\nstart = 0.5\nlasts = 0.6\nnode = \"nodeA\"\nprocess = \"python3\"\n";
     let program = "import time\nlast=begin=time.monotonic(); gap=0\n\
                    while last<begin+2:\n  time.sleep(.01); now=time.monotonic(); gap=max(gap,now-last); last=now\n\
                    print('gap',gap)\n";
-    let mut command = slim();
-    command.arg("chaos").arg(plan);
-    command.args(["--", "/usr/bin/python3", "-c", program]);
-    let (status, out, err) = output(&mut command);
-    assert_eq!(status, 0, "{out}{err}");
+    let command = ["/usr/bin/python3", "-c", program];
+    let Some(out) = printed_under("a_process_is_stopped_for_a_while", fault, &command) else {
+        return;
+    };
     let gap = out.lines().find_map(|line| line.strip_prefix("gap "));
     let gap: f64 = gap.and_then(|gap| gap.parse().ok()).expect("a number");
     assert!((0.5..1.5).contains(&gap), "{out}");
@@ -171,24 +176,15 @@ fn a_process_is_stopped_for_a_while() {
 /// In an MTU black hole short messages pass, and long ones do not until it is over.
 #[test]
 fn an_mtu_hole_stops_only_long_packets() {
-    let test = "an_mtu_hole_stops_only_long_packets";
-    if let Err(reason) = Lab::check() {
-        return skip(test, reason);
-    }
-    let scratch = Scratch::new("hole");
-    let plan = scratch.write(
-        "plan.toml",
-        "[[fault]]\nkind = \"mtu-hole\"\nstart = 0.1\nlasts = 60\nnode = \"nodeB\"\n",
-    );
+    let fault = "kind = \"mtu-hole\"\nstart = 0.1\nlasts = 60\nnode = \"nodeB\"\n";
     let ping = |size| format!("ping -c 2 -i 0.2 -W 0.5 -q -s {size} nodeB | grep received");
     let script = format!("sleep 1; {}; {}; true", ping(100), ping(1000));
-    let mut command = slim();
-    command.arg("chaos").arg(plan);
-    command.args(["--", "sh", "-c", &script]);
-    let (status, out, err) = output(&mut command);
-    assert_eq!(status, 0, "{out}{err}");
+    let command = ["sh", "-c", &script];
+    let Some(out) = printed_under("an_mtu_hole_stops_only_long_packets", fault, &command) else {
+        return;
+    };
     let received = |n: &str| out.contains(&format!("2 packets transmitted, {n} received"));
-    assert!(received("2") && received("0"), "{out}{err}");
+    assert!(received("2") && received("0"), "{out}");
 }
 
 /// All plans in examples/chaos are valid.

@@ -93,13 +93,22 @@ impl Events {
     }
 
     /// Whether the application at the other end of this event's flow had closed it. That end logs it when it has released the flow, a
-    /// moment after it has told its peer. It logs nothing if the flow was not live there yet.
+    /// moment after it has told its peer. It logs nothing if the flow was not live there yet; here it has just become live then.
     fn closed_by_peer(&self, event: &Value) -> bool {
         let same = |e: &&Value| word(e, "flow") == word(event, "flow");
-        let other_end = |e: &&Value| word(e, "sock") == word(event, "peer");
-        let mut there = self.lines.iter().filter(same).filter(other_end).peekable();
-        there.peek().is_none()
-            || there.any(|e| word(e, "kind") == "closed" && at(e) <= at(event) + RELEASED)
+        let at_end = |end: &'static str| {
+            let here = move |e: &&Value| word(e, "sock") == word(event, end);
+            self.lines.iter().filter(same).filter(here)
+        };
+        let is_new = || {
+            let mut lives = at_end("sock").filter(|e| kind(e) == "live");
+            lives.any(|e| at(event) <= at(e) + RELEASED)
+        };
+        let mut there = at_end("peer").peekable();
+        match there.peek() {
+            None => is_new(),
+            Some(_) => there.any(|e| kind(e) == "closed" && at(e) <= at(event) + RELEASED),
+        }
     }
 
     /// The events of every flow, separately for each of its ends: grouped by process and flow name.

@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
+use nix::unistd::Pid;
 use slim_lab::{
-    Error, Lab, artifacts,
+    Error, Lab, Node, artifacts,
     mpi::{Flavor, Job, JobVerdict, Mpi, Outcome, Started},
     skip::skip,
 };
@@ -124,6 +125,13 @@ pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
             outcome.tail(40)
         );
     }
+}
+
+/// The process of a rank on this node.
+pub fn a_rank(node: &Node) -> Pid {
+    let ranks = node.processes().into_iter();
+    let rank = ranks.filter(|p| p.name == PROGRAM).min_by_key(|p| p.pid);
+    Pid::from_raw(rank.expect("a rank runs on the node").pid.cast_signed())
 }
 
 /// Checks that a finished job had no flows escalated, except those whose peer had left after all work was done.

@@ -356,11 +356,16 @@ impl Claims {
         self.withdrawn.push_back((since, tuple));
     }
 
-    /// Discards the claim that was made at this time, unless a later one has replaced it.
-    fn discard(&mut self, (since, tuple): (Time, Tuple)) {
-        let claim = self.claimed.get(&tuple);
-        if claim.is_some_and(|claim| claim.since == since) {
-            self.claimed.remove(&tuple);
+    /// Whether there is a claim that was made at this time, and no later one has replaced it.
+    fn stands(&self, (since, tuple): &(Time, Tuple)) -> bool {
+        let claim = self.claimed.get(tuple);
+        claim.is_some_and(|claim| claim.since == *since)
+    }
+
+    /// Discards the claim that was made at this time.
+    fn discard(&mut self, entry: (Time, Tuple)) {
+        if self.stands(&entry) {
+            self.claimed.remove(&entry.1);
         }
     }
 
@@ -388,18 +393,12 @@ impl Claims {
             self.withdrawn.pop_front();
             self.discard(oldest);
         }
-        while let Some((at, tuple)) = self.order.front().copied() {
-            let current = self
-                .claimed
-                .get(&tuple)
-                .is_some_and(|claim| claim.since == at);
-            if current && now.since(at) < CLAIM_AGE {
+        while let Some(oldest) = self.order.front().copied() {
+            if self.stands(&oldest) && now.since(oldest.0) < CLAIM_AGE {
                 break;
             }
             self.order.pop_front();
-            if current {
-                self.claimed.remove(&tuple);
-            }
+            self.discard(oldest);
         }
     }
 }

@@ -20,6 +20,7 @@ use slim_core::config::Config;
 use slim_core::wire::{AddrList, Hello};
 use slim_core::{Cause, EndpointId, FinHow, FlowId, Role, Verdict};
 use slim_stream::Probe;
+use socket2::{Domain, Socket, Type};
 
 pub use front::{FlowSocket, State};
 
@@ -174,6 +175,18 @@ impl Server {
         let far = self.listener.accept().unwrap().0;
         (near, FlowSocket::new(&self.agent, Role::Acceptor, far))
     }
+}
+
+/// Long enough for a datagram to arrive and be handled.
+pub const SOON: Duration = Duration::from_millis(50);
+
+/// Connects from this address; without a port in it the kernel chooses one.
+pub fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
 }
 
 /// The HELLO of a connector that does not exist.

@@ -312,11 +312,9 @@ impl MessagePlan {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if ranks > cores {
             // Ranks that share a core must not spin while they wait for each other.
-            job = match self.flavor {
-                Flavor::Mpich | Flavor::Mpich4 | Flavor::Mpich5 => {
-                    job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
-                }
-                Flavor::OpenMpi4 | Flavor::OpenMpi5 | Flavor::OpenMpi5Components => job
+            job = match self.flavor.is_mpich() {
+                true => job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
+                false => job
                     .option("--mca")
                     .option("mpi_yield_when_idle")
                     .option("1"),

@@ -1,6 +1,7 @@
 //! The place of the faults: a lab, or a job that runs already.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -204,11 +205,10 @@ impl Scene {
             .zip(&fates)
             .filter(|(_, fate)| **fate == DestroyOutcome::Destroyed)
             .collect();
-        let detail = match &destroyed[..] {
-            [] => "no connection to kill".to_owned(),
-            [(one, _)] => one.to_string(),
-            [(first, _), rest @ ..] => format!("{first} and {} more", rest.len()),
-        };
+        let detail = listed(
+            destroyed.iter().map(|(one, _)| one),
+            "no connection to kill",
+        );
         Ok(Strike {
             node: name.to_owned(),
             hit: destroyed.len(),
@@ -263,13 +263,10 @@ impl Scene {
             chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
         }
         let stopped = StoppedProcesses::stop(chosen.iter().map(|process| process.pid));
-        let detail = match &chosen[..] {
-            [] => "no process to stop".to_owned(),
-            [one] => format!("{} ({})", one.name, one.pid),
-            [first, rest @ ..] => {
-                format!("{} ({}) and {} more", first.name, first.pid, rest.len())
-            }
-        };
+        let names = chosen
+            .iter()
+            .map(|one| format!("{} ({})", one.name, one.pid));
+        let detail = listed(names, "no process to stop");
         Ok(lasting(node.name(), detail, ActiveFault::Stopped(stopped)))
     }
 
@@ -372,6 +369,15 @@ impl Drop for StoppedProcesses {
             // It may have ended.
             let _ = kill_process(*pid, Signal::CONT);
         }
+    }
+}
+
+/// The first of those hit, and how many more there are.
+fn listed(mut hit: impl ExactSizeIterator<Item = impl Display>, none: &str) -> String {
+    match (hit.next(), hit.len()) {
+        (None, _) => none.to_owned(),
+        (Some(one), 0) => one.to_string(),
+        (Some(first), more) => format!("{first} and {more} more"),
     }
 }
 

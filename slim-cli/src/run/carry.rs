@@ -1,7 +1,7 @@
 //! Rewrites the command line of a launcher, so that it carries SLIM: variables to the ranks, and the library to remote daemons.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -133,7 +133,7 @@ impl Rewritten {
     }
 
     /// Both libraries.
-    fn joined(&mut self, library: &Path, theirs: &std::ffi::OsStr) -> String {
+    fn joined(&mut self, library: &Path, theirs: &OsStr) -> String {
         self.ranks_have_preload = true;
         preload::joined(library, Some(theirs))
     }

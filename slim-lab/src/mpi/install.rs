@@ -54,7 +54,7 @@ impl Flavor {
     }
 
     /// Whether its launcher is MPICH's.
-    pub(super) fn is_mpich(self) -> bool {
+    pub fn is_mpich(self) -> bool {
         matches!(self, Flavor::Mpich | Flavor::Mpich4 | Flavor::Mpich5)
     }
 }

@@ -8,15 +8,10 @@ static const char *kase;
 
 static int is(const char *k) { return !strcmp(kase, k); }
 
-static void break_now(void) {
-    const char *b = getenv("T_BREAKS");
-    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
-}
-
 // Both programs call this; the server breaks the connection while both wait.
 static void both_break(void) {
     meet();
-    if (is_server()) break_now();
+    if (is_server()) break_if_wanted();
     meet();
 }
 
@@ -95,27 +90,11 @@ static void half_close(void) {
     }
 }
 
-// Sends without blocking until nothing has fitted for a while. Returns the number of bytes sent.
-static uint64_t send_till_full(uint64_t seed) {
-    uint64_t off = 0;
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    for (int quiet = 0; quiet < 3; quiet++) {
-        ssize_t r;
-        while (fill(buf, off, sizeof buf, seed), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
-        ms(20);
-    }
-    line("more than a little %d", off > 100000);
-    return off;
-}
-
-static void recv_to_end(uint64_t n, uint64_t seed) {
-    uint64_t off = 0;
-    ssize_t r;
-    while ((r = recv(fd, buf, sizeof buf, 0)) > 0) {
-        if (!verify(buf, off, r, seed)) return;
-        off += r;
-    }
-    line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+// Sends as much as fits.
+static uint64_t send_much(uint64_t seed) {
+    uint64_t n = send_till_full(fd, buf, sizeof buf, seed);
+    line("more than a little %d", n > 100000);
+    return n;
 }
 
 // Opens many connections, and sends the first `n` bytes of its number over each.
@@ -164,12 +143,12 @@ static void shut(void) {
 static void linger(int then_exit) {
     if (is_server()) {
         uint64_t n = hear();
-        break_now();
+        break_if_wanted();
         tell(1);
-        recv_to_end(n, 3);
+        recv_to_end(fd, buf, sizeof buf, n, 3);
         if (!then_exit) meet();
     } else {
-        uint64_t n = send_till_full(3);
+        uint64_t n = send_much(3);
         R(close(fd));
         tell(n);
         hear();
@@ -182,11 +161,11 @@ static void linger(int then_exit) {
 static void shut_both(void) {
     if (is_server()) {
         uint64_t n = hear();
-        break_now();
+        break_if_wanted();
         tell(1);
-        recv_to_end(n, 3);
+        recv_to_end(fd, buf, sizeof buf, n, 3);
     } else {
-        uint64_t n = send_till_full(3);
+        uint64_t n = send_much(3);
         R(shutdown(fd, SHUT_RDWR));
         tell(n);
         hear();
@@ -199,18 +178,18 @@ static void leave(void) {
     if (is_server()) {
         uint64_t n = hear();
         ms(60);
-        recv_to_end(n, 3);
+        recv_to_end(fd, buf, sizeof buf, n, 3);
     } else {
-        uint64_t n = send_till_full(3);
+        uint64_t n = send_much(3);
         tell(n);
-        break_now();
+        break_if_wanted();
     }
 }
 
 static void *breaks(void *n) {
     for (long i = 0; i < (long)n; i++) {
         ms(15);
-        break_now();
+        break_if_wanted();
     }
     return NULL;
 }
@@ -252,9 +231,9 @@ static void waits(void) {
         meet();
         if (is_server()) {
             ms(60);
-            break_now();
+            break_if_wanted();
             ms(60);
-            break_now();
+            break_if_wanted();
             ms(60);
             MUST(full_send(fd, "now", 3));
         } else {
@@ -284,7 +263,7 @@ static void waits(void) {
         }
         meet();
         if (is_server()) {
-            break_now();
+            break_if_wanted();
         } else {
             double t0 = tick_s();
             struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
@@ -317,7 +296,7 @@ static void hello(int then_shut) {
             tell(port_of(l));
             fd = MUST(accept(l, NULL, NULL));
             if (then_shut || i % 4 == 0) usleep(t_word(3, i) % 1500);
-            break_now();
+            break_if_wanted();
         } else {
             fd = dial(hear());
         }
@@ -555,7 +534,7 @@ static void at_once(void) {
     int mine = port_of(fd), theirs = peer_port_of(fd);
     for (int i = 0; i < 5; i++) {
         meet();
-        break_now();
+        break_if_wanted();
         if (i == 0) R(getsockopt(fd, SOL_SOCKET, SO_ERROR, &v, &n)), line("SO_ERROR %d", v);
         if (i == 1) R(getpeername(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == theirs);
         if (i == 2) R(getsockname(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == mine);
@@ -585,7 +564,7 @@ static void at_once(void) {
     R(recv(fd, buf, 20, MSG_DONTWAIT));
     both_break();
     if (is_server()) {
-        break_now();
+        break_if_wanted();
         R(shutdown(fd, SHUT_WR));
         R(recv(fd, buf, 1, 0));
     } else {

@@ -8,11 +8,6 @@ static const char *kase;
 
 static int is(const char *k) { return !strcmp(kase, k); }
 
-static void break_now(void) {
-    const char *b = getenv("T_BREAKS");
-    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
-}
-
 // Waits until the library, if it is loaded, has sent a message of this kind, even one that was lost.
 static void said(int kind) {
     if (!getenv("LD_PRELOAD")) return;
@@ -37,7 +32,7 @@ static void connected(void) {
 // Breaks the connection once both programs are here. From then on no message is lost.
 static void broken(void) {
     meet();
-    if (is_server()) break_now();
+    if (is_server()) break_if_wanted();
     meet();
     t_lost_kinds = 0;
 }

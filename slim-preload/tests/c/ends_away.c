@@ -12,33 +12,6 @@ static const char *kase;
 static int has(const char *k) { return strstr(kase, k) != NULL; }
 static int is(const char *k) { return !strcmp(kase, k); }
 
-static void break_now(void) {
-    const char *b = getenv("T_BREAKS");
-    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
-}
-
-// Sends without blocking until nothing has fitted for a while. Returns the number of bytes sent.
-static uint64_t send_till_full(uint64_t seed) {
-    uint64_t off = 0;
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    for (int quiet = 0; quiet < 3; quiet++) {
-        ssize_t r;
-        while (fill(buf, off, sizeof buf, seed), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
-        ms(20);
-    }
-    return off;
-}
-
-static void recv_to_end(int from, uint64_t n, uint64_t seed) {
-    uint64_t off = 0;
-    ssize_t r;
-    while ((r = recv(from, buf, sizeof buf, 0)) > 0) {
-        if (!verify(buf, off, r, seed)) return;
-        off += r;
-    }
-    line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
-}
-
 // Lets SLIM find the break, if `seen`.
 static void look(int at, int seen) {
     char c;
@@ -86,8 +59,8 @@ static void last_words(void) {
 static void *last_thread(void *early) {
     ms(100);
     if (early) fd = pair_up(&l);
-    tell_to_stop(send_till_full(3));
-    break_now();
+    tell_to_stop(send_till_full(fd, buf, sizeof buf, 3));
+    break_if_wanted();
     look(fd, 1);
     return NULL;
 }
@@ -124,12 +97,12 @@ static void closing(int linger_s, int bytes, int seen, int waits) {
     if (is_server() != has("swap")) {
         uint64_t n = hear();
         if (!waits) ms(50);
-        recv_to_end(fd, n, 3);
+        recv_to_end(fd, buf, sizeof buf, n, 3);
         meet();
     } else {
         struct linger g = {1, linger_s};
         if (linger_s) MUST(setsockopt(fd, SOL_SOCKET, SO_LINGER, &g, sizeof g));
-        uint64_t n = bytes ? send_till_full(3) : 5;
+        uint64_t n = bytes ? send_till_full(fd, buf, sizeof buf, 3) : 5;
         if (!bytes) {
             fill(buf, 0, n, 3);
             MUST(full_send(fd, buf, n));
@@ -138,9 +111,9 @@ static void closing(int linger_s, int bytes, int seen, int waits) {
         if (waits) {
             tell(n);
             ms(50);
-            break_now();
+            break_if_wanted();
         } else {
-            break_now();
+            break_if_wanted();
             tell(n);
         }
         look(fd, seen);
@@ -161,7 +134,7 @@ static void unread(int seen) {
     } else {
         meet();
         arrived(fd, 6);
-        break_now();
+        break_if_wanted();
         struct pollfd p = {.fd = fd, .events = POLLOUT};
         if (seen) poll(&p, 1, 0);
         if (seen) send(fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -197,10 +170,10 @@ static void on_signal(int s UNUSED) { exit(0); }
 
 static void exits_twice(void *(*other)(void *)) {
     if (is_server()) {
-        recv_to_end(fd, hear_and_stop(), 3);
+        recv_to_end(fd, buf, sizeof buf, hear_and_stop(), 3);
     } else {
-        tell_to_stop(send_till_full(3));
-        break_now();
+        tell_to_stop(send_till_full(fd, buf, sizeof buf, 3));
+        break_if_wanted();
         look(fd, 1);
         pthread_t t;
         first_thread = pthread_self();
@@ -244,10 +217,10 @@ static void scarce(void) {
     }
     if (is_server()) {
         hear_and_stop();
-        for (int i = 0; i < FLOWS; i++) recv_to_end(fds[i], sent[i], i);
+        for (int i = 0; i < FLOWS; i++) recv_to_end(fds[i], buf, sizeof buf, sent[i], i);
     } else {
         tell_to_stop(0);
-        break_now();
+        break_if_wanted();
         for (int i = 0; i < FLOWS; i++) look(fds[i], 1);
     }
 }

@@ -362,6 +362,29 @@ UNUSED static ssize_t full_recv(int fd, void *buf, size_t n) {
     return got;
 }
 
+// Sends without blocking until nothing has fitted for a while. Returns the number of bytes sent.
+UNUSED static uint64_t send_till_full(int fd, void *buf, size_t size, uint64_t seed) {
+    uint64_t off = 0;
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    for (int quiet = 0; quiet < 3; quiet++) {
+        ssize_t r;
+        while (fill(buf, off, size, seed), (r = send(fd, buf, size, 0)) > 0) off += r, quiet = 0;
+        ms(20);
+    }
+    return off;
+}
+
+// Reads to the end of the stream, which has `n` bytes, and prints whether all came and how it ended.
+UNUSED static void recv_to_end(int fd, void *buf, size_t size, uint64_t n, uint64_t seed) {
+    uint64_t off = 0;
+    ssize_t r;
+    while ((r = recv(fd, buf, size, 0)) > 0) {
+        if (!verify(buf, off, r, seed)) return;
+        off += r;
+    }
+    line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+}
+
 // Sends a request and an answer over a connection within this process, and prints whether both directions work.
 UNUSED static void ping(int a, int b, const char *what) {
     char m[4] = "", n[4] = "";
@@ -479,3 +502,9 @@ UNUSED static int break_those(int port) {
 }
 
 UNUSED static int break_connections(void) { return break_those(0); }
+
+// Destroys all connections if T_BREAKS says that they are to break.
+UNUSED static void break_if_wanted(void) {
+    const char *b = getenv("T_BREAKS");
+    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+}

@@ -2,8 +2,7 @@
 // The peer must get all bytes, or an error. T_ARGS: the bytes of memory that are left, and how the program ends.
 #include "t.h"
 
-enum { CHUNK = 16384, MUCH = 64 << 20 };
-static char buf[CHUNK], want[CHUNK];
+static char buf[16384];
 
 static long memory_in_use(void) {
     char b[64] = "";
@@ -14,18 +13,9 @@ static long memory_in_use(void) {
 }
 
 static void client(int fd, long left, const char *how) {
-    long sent = 0;
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     struct rlimit r = {memory_in_use() + left, RLIM_INFINITY};
     MUST(setrlimit(RLIMIT_AS, &r));
-    // Until the buffers of both kernels are full.
-    while (sent < MUCH) {
-        fill(buf, sent, CHUNK, 7);
-        ssize_t n = send(fd, buf, CHUNK, MSG_NOSIGNAL);
-        if (n < 0) break;
-        sent += n;
-    }
-    tell(sent);
+    tell(send_till_full(fd, buf, sizeof buf, 7));
     hear();
     if (!strcmp(how, "close")) close(fd);
     exit(0);
@@ -33,18 +23,14 @@ static void client(int fd, long left, const char *how) {
 
 static void server(int fd) {
     long sent = hear(), got = 0;
+    ssize_t n;
     // This process has the memory that it takes.
     if (MUST(break_connections()) == 0) line("nothing was broken");
     tell(1);
-    for (;;) {
-        ssize_t n = recv(fd, buf, CHUNK, 0);
-        if (n < 0) return line("an error, which is right");
-        if (n == 0) break;
-        fill(want, got, n, 7);
-        if (memcmp(buf, want, n)) return line("WRONG BYTES at %ld", got);
-        got += n;
-    }
-    if (got == sent)
+    while ((n = recv(fd, buf, sizeof buf, 0)) > 0 && verify(buf, got, n, 7)) got += n;
+    if (n < 0)
+        line("an error, which is right");
+    else if (n == 0 && got == sent)
         line("all %ld bytes, which is right", got);
     else
         line("EARLY END after %ld of %ld bytes", got, sent);
