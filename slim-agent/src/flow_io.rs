@@ -52,12 +52,12 @@ pub trait FlowIo: Send + Sync + 'static {
         true
     }
 
-    /// The kernel's number (`SO_COOKIE`) of an accepted flow's first connection, if known.
+    /// The kernel's number (`SO_COOKIE`) of the flow's first connection, if known.
     fn connection(&self) -> Option<u64> {
         None
     }
 
-    /// How long that connection has existed, if known.
+    /// How long that connection has existed, if it was accepted and that is known.
     fn age(&self) -> Option<Duration> {
         None
     }

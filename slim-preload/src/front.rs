@@ -27,27 +27,35 @@ const _: () = assert!(size_of::<Handle>() <= 24 && size_of::<Transient>() == 48)
 #[derive(Default)]
 #[repr(align(16))]
 struct Transient {
-    /// The accepted connection, until the flow is live and has no unacknowledged bytes.
-    accepted: Option<Accepted>,
+    /// The first connection, until the flow is live and has no unacknowledged bytes.
+    first: Option<FirstConnection>,
     /// The application's keepalive settings, while SLIM's own settings make the kernel probe the peer on the old transport.
     asking: Option<sys::KeepAlive>,
 }
 
-/// Identifies an accepted connection.
+/// Identifies the connection that a flow begins with.
 #[derive(Clone, Copy)]
-pub struct Accepted {
-    /// When it was established.
+pub struct FirstConnection {
+    /// When it was established, if it was accepted.
     since: Option<Instant>,
     /// The kernel's cookie of the socket.
     number: Option<u64>,
 }
 
-impl Accepted {
+impl FirstConnection {
     /// `fd` has just been accepted, and nothing has been sent on it.
-    pub fn of(fd: RawFd) -> Self {
+    pub fn accepted(fd: RawFd) -> Self {
         let age = sys::age_of_accepted(fd);
         Self {
             since: age.and_then(|age| Instant::now().checked_sub(age)),
+            number: sys::cookie(fd),
+        }
+    }
+
+    /// `fd` connects, or has connected.
+    pub fn dialled(fd: RawFd) -> Self {
+        Self {
+            since: None,
             number: sys::cookie(fd),
         }
     }
@@ -55,16 +63,17 @@ impl Accepted {
 
 impl Handle {
     /// Takes over the agent's reference that the flow was created with.
-    pub fn new(flow: &'static Flow, accepted: Option<Accepted>) -> Self {
+    pub fn new(flow: &'static Flow) -> Self {
         Self {
             flow,
-            transient: Mutex::new(accepted.map(|accepted| {
-                Box::new(Transient {
-                    accepted: Some(accepted),
-                    asking: None,
-                })
-            })),
+            transient: Mutex::new(None),
         }
+    }
+
+    /// The connection that the flow begins with. To be called before the agent knows the flow.
+    pub fn begins_with(&self, first: FirstConnection) {
+        let mut transient = self.transient();
+        transient.get_or_insert_default().first = Some(first);
     }
 
     /// The agent's name for this life of the flow.
@@ -80,8 +89,8 @@ impl Handle {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accepted(&self) -> Option<Accepted> {
-        self.transient().as_ref()?.accepted
+    fn first(&self) -> Option<FirstConnection> {
+        self.transient().as_ref()?.first
     }
 
     fn copy_options(
@@ -190,11 +199,11 @@ impl FlowIo for Handle {
     }
 
     fn age(&self) -> Option<Duration> {
-        Some(self.accepted()?.since?.elapsed())
+        Some(self.first()?.since?.elapsed())
     }
 
     fn connection(&self) -> Option<u64> {
-        self.accepted()?.number
+        self.first()?.number
     }
 
     fn drain(&self) -> Drained {
@@ -303,7 +312,7 @@ impl FlowIo for Handle {
             }
         } else {
             let asked = transient.as_mut().and_then(|t| t.asking.take());
-            drop(transient.take_if(|t| t.accepted.is_none()));
+            drop(transient.take_if(|t| t.first.is_none()));
             if let (Some(old), Some(as_it_was)) = (old, asked) {
                 as_it_was.set(old);
             }

@@ -21,7 +21,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use slim_core::config::{Config, WhenLost};
-use slim_core::endpoint::{Action, Earlier, Endpoint};
+use slim_core::endpoint::{Acknowledged, Action, Earlier, Endpoint};
 use slim_core::transport::Transports;
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
@@ -288,7 +288,8 @@ impl Driver {
                 told,
             } => {
                 if how == FinHow::Close && !told && !self.endpoint.may_have_peer(now, token) {
-                    // No peer would ask for bytes that are lost, or how the flow ended.
+                    // Probably no peer will ask for bytes that are lost, or how the flow ended.
+                    self.endpoint.finish_announced(token, final_seq, how);
                     return self.endpoint.demote(now, token);
                 }
                 match told {
@@ -466,12 +467,28 @@ impl Driver {
         }
     }
 
+    /// Whether the kernel has a later connection with the addresses of the one that a HELLO_ACK is for. A connection that is gone, and
+    /// has no successor, may have been the one.
+    fn is_superseded(&self, acknowledged: &Acknowledged) -> bool {
+        let io = acknowledged.flow.and_then(|token| self.survivor.io(token));
+        if io.is_some_and(|io| io.connection_exists()) {
+            return false;
+        }
+        let (local, remote) = acknowledged.ends;
+        connection_at(local, remote).is_some_and(|there| there != acknowledged.connection)
+    }
+
     /// Handles a datagram for this process, whichever process has received it.
     pub(crate) fn take(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
         if let Some(earlier) = self.endpoint.may_be_of_later(now, from, data)
             && self.is_replaced(&earlier)
         {
             self.endpoint.release_addresses(&earlier);
+        }
+        if let Some(acknowledged) = self.endpoint.acknowledged(now, data)
+            && self.is_superseded(&acknowledged)
+        {
+            self.endpoint.superseded(now, &acknowledged);
         }
         self.demote_closed(now, data);
         if let Some(at) = self.endpoint.is_waiting(now, from, data)

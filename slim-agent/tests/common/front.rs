@@ -231,6 +231,17 @@ impl FlowIo for FlowSocket {
         !self.state().pretence.is_busy() && self.stream.idle()
     }
 
+    fn connection_exists(&self) -> bool {
+        let state = self.state();
+        let sock = state.sock.as_ref().map(AsRawFd::as_raw_fd);
+        let tcp = sock.and_then(slim_sys::tcp_state);
+        tcp.is_some_and(|state| state != slim_sys::TCP_CLOSE)
+    }
+
+    fn connection(&self) -> Option<u64> {
+        slim_sys::cookie(self.state().sock.as_ref()?.as_raw_fd())
+    }
+
     fn drain(&self) -> Drained {
         assert!(self.stream.is_barred() && self.stream.idle(), "in use");
         self.drain_into(&mut self.state());

@@ -22,7 +22,7 @@ use crate::wire::{self, FlowStatus, HelloDone, Message};
 /// An accepted connection whose addresses a later connection may have by now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Earlier {
-    /// Its flow, while that negotiates. `None`: the connection has ended without a HELLO.
+    /// Its flow, if that has not met a HELLO yet. `None`: the connection has ended without a HELLO.
     pub flow: Option<FlowToken>,
     /// Local and remote address.
     pub ends: (SocketAddr, SocketAddr),
@@ -32,6 +32,17 @@ pub struct Earlier {
     pub reused_addresses: bool,
     /// The connection has no flow any more, and the application did not close it in good order: there is no end to report.
     pub not_closed: bool,
+}
+
+/// A connection for which a HELLO was sent, and whose addresses a later connection may have by now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Its flow. `None`: the flow is over.
+    pub flow: Option<FlowToken>,
+    /// Local and remote address.
+    pub ends: (SocketAddr, SocketAddr),
+    /// The kernel's number of the connection.
+    pub connection: u64,
 }
 
 /// How long before its connection is established at the acceptor HELLO may arrive: a connector that does not wait for the
@@ -124,7 +135,7 @@ impl Endpoint {
             _ => return None,
         };
         let ends = Ends::new(on_link_of(acceptor, from), on_link_of(connector, from));
-        let token = self.negotiates_with(&ends);
+        let token = self.would_answer(&ends);
         let connection = match token {
             Some(token) => self.numbers.get(&token).copied(),
             None if self.by_ends.contains_key(&ends) => return None,
@@ -139,9 +150,16 @@ impl Endpoint {
         })
     }
 
-    fn negotiates_with(&self, ends: &Ends) -> Option<FlowToken> {
+    /// The flow that a HELLO for these addresses is taken to be for, and that the HELLO is not refused for.
+    fn would_answer(&self, ends: &Ends) -> Option<FlowToken> {
         let token = *self.by_ends.get(ends)?;
-        (self.flows[&token].state() == State::Negotiating).then_some(token)
+        let flow = &self.flows[&token];
+        let answers = match flow.state() {
+            State::Negotiating => true,
+            State::Legacy => flow.final_unasked() != FlowStatus::Legacy,
+            _ => false,
+        };
+        answers.then_some(token)
     }
 
     /// Acceptor: whether HELLOs wait for the connection with these addresses that is about to be opened, and one of them may be
@@ -181,7 +199,35 @@ impl Endpoint {
         }
     }
 
-    /// Reports the kernel's number of an accepted flow's connection, which is unique (`SO_COOKIE`).
+    /// Connector: the connection that a HELLO_ACK is for, if its number was [reported](Self::set_connection_number) and the flow is not
+    /// agreed on yet. If the driver finds that a later connection has the addresses, it calls [`superseded`](Self::superseded).
+    pub fn acknowledged(&self, now: Time, data: &[u8]) -> Option<Acknowledged> {
+        let Message::HelloAck(ack) = wire::parse(data).ok()?.message else {
+            return None;
+        };
+        let Some(&token) = self.by_id.get(&(ack.flow, Role::Connector)) else {
+            let (ends, connection) = self.late.asked_about(now, ack.flow)?;
+            return Some(Acknowledged {
+                flow: None,
+                ends: ends.both(),
+                connection,
+            });
+        };
+        Some(Acknowledged {
+            flow: Some(token),
+            ends: self.flows[&token].ends.both(),
+            connection: *self.numbers.get(&token)?,
+        })
+    }
+
+    /// Connector: the kernel has a later connection, of any process of this host, with the addresses of a flow for which HELLO was sent.
+    /// The acceptor may have taken that HELLO for one of the later connection, so HELLO_ACK is not answered.
+    pub fn superseded(&mut self, now: Time, acknowledged: &Acknowledged) {
+        let (local, remote) = acknowledged.ends;
+        self.supersede(now, &Ends::new(local, remote));
+    }
+
+    /// Reports the kernel's number of a flow's connection, which is unique (`SO_COOKIE`).
     pub fn set_connection_number(&mut self, token: FlowToken, connection: u64) {
         if self.state(token) == Some(State::Negotiating) {
             self.numbers.insert(token, connection);

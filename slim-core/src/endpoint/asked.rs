@@ -290,21 +290,28 @@ impl Endpoint {
         }
         let tuple = (hello.acceptor, hello.connector);
         let ends = Ends::new(tuple.0, tuple.1);
-        let Some(&token) = self.by_ends.get(&ends) else {
-            match self.too_late(now, &ends, hello.flow) {
-                None => {}
-                Some(status @ FlowStatus::Closed(_)) => {
-                    let peer = self.asker(hello);
-                    self.send_ack(hello.flow, &peer, from, local);
-                    let (name, tomb) = ((hello.flow, Role::Acceptor), Tomb { peer, status });
-                    self.announce_final_status(name, &tomb, hello.connector.ip());
-                    return self.tombs.put(now, name, tomb);
-                }
-                Some(_) => {
-                    let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
-                    return self.out.datagram(from, Some(local), data);
-                }
+        let known = self.by_ends.get(&ends).copied();
+        let ended = match known.map(|token| &self.flows[&token]) {
+            None => self.too_late(now, &ends, hello.flow),
+            Some(flow) if flow.state() == State::Legacy => Some(flow.final_unasked()),
+            Some(_) => None,
+        };
+        match ended {
+            None => {}
+            Some(status @ FlowStatus::Closed(_)) => {
+                let peer = self.asker(hello);
+                self.send_ack(hello.flow, &peer, from, local);
+                let (name, tomb) = ((hello.flow, Role::Acceptor), Tomb { peer, status });
+                self.announce_final_status(name, &tomb, hello.connector.ip());
+                return self.tombs.put(now, name, tomb);
             }
+            // Too late: bytes are not counted any more.
+            Some(_) => {
+                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                return self.out.datagram(from, Some(local), data);
+            }
+        }
+        let Some(token) = known else {
             let waiting = WaitingRequest {
                 at: now,
                 request: Request::Hello(Box::new(*hello)),
@@ -319,8 +326,8 @@ impl Endpoint {
         let flow = self.flow(token);
         match flow.state() {
             State::Negotiating => self.accept_hello(now, token, hello, from, local),
-            // Too late: bytes are not counted any more, or the application has closed or reset the flow.
-            state if state == State::Legacy || flow.peer.is_none() => {
+            // Too late: the application has reset the flow, or was told that it is lost.
+            _ if flow.peer.is_none() => {
                 let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
                 self.out.datagram(from, Some(local), data);
             }

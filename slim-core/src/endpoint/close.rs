@@ -50,7 +50,7 @@ impl Endpoint {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
-        flow.fin = Some((final_seq, how));
+        flow.ended_at(final_seq, how);
         self.announce_fin(token);
         if how == FinHow::Reset {
             self.flow(token).change.pump = None;
@@ -68,7 +68,7 @@ impl Endpoint {
     /// everything that it sent has been read.
     pub fn finish_announced(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
         if let Some(flow) = self.flows.get_mut(&token) {
-            flow.fin = Some((final_seq, how));
+            flow.ended_at(final_seq, how);
         }
     }
 
@@ -135,6 +135,7 @@ impl Endpoint {
         }
         self.clear_dialling(&flow.ends, token);
         let status = match (flow.status(), flow.fin) {
+            (FlowStatus::Legacy, _) => flow.final_unasked(),
             // The driver has released the flow, so nothing can be sent or received for it any more.
             (FlowStatus::Open, _) => FlowStatus::Reset,
             (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),

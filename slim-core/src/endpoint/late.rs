@@ -59,6 +59,8 @@ struct Unanswered {
     random_c: [u8; 32],
     ends: Ends,
     status: FlowStatus,
+    /// The kernel's number of the connection.
+    connection: Option<u64>,
 }
 
 /// An accepted connection that ended, or became plain TCP, before a HELLO came.
@@ -124,6 +126,12 @@ impl Late {
         (last == Some(&flow)).then_some(unanswered)
     }
 
+    /// The connection for which the HELLO with this flow id was sent, if its late answer would be handled, and its number.
+    pub(super) fn asked_about(&self, now: Time, flow: FlowId) -> Option<(&Ends, u64)> {
+        let unanswered = self.unanswered(now, flow)?;
+        Some((&unanswered.ends, unanswered.connection?))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.asked.len() + self.unasked.len() + self.unmet.len() + self.refused.len()
     }
@@ -160,6 +168,7 @@ impl Endpoint {
                     random_c: asking.hello.random_c,
                     ends: flow.ends.clone(),
                     status,
+                    connection: take(&mut self.numbers, flow.token),
                 };
                 let id = asking.hello.flow;
                 self.late.asked.put(now, id, unanswered);

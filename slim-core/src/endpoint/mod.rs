@@ -163,7 +163,7 @@ use crate::transport::{Locator, Transports};
 use crate::wire::{self, Message};
 
 pub use action::Action;
-pub use again::Earlier;
+pub use again::{Acknowledged, Earlier};
 pub use agreed::{Agreed, Announcement};
 pub use flow::State;
 pub use pairs::{MailboxState, Opened, Pairs};

@@ -360,6 +360,24 @@ impl FlowRecord {
         })
     }
 
+    /// The application has finished. After a flow has become plain TCP, its bytes are not counted.
+    pub(super) fn ended_at(&mut self, final_seq: u64, how: FinHow) {
+        if self.state() != State::Legacy {
+            self.fin = Some((final_seq, how));
+        }
+    }
+
+    /// The answer to a HELLO that comes after the flow has become plain TCP. If the application has closed an accepted connection before
+    /// that, HELLO was only late, and its sender learns where the stream ends.
+    pub(super) fn final_unasked(&self) -> FlowStatus {
+        match self.fin {
+            Some((end, FinHow::Close)) if self.role == Role::Acceptor && self.peer.is_none() => {
+                FlowStatus::Closed(end)
+            }
+            _ => FlowStatus::Legacy,
+        }
+    }
+
     /// The answer to a QUERY.
     pub(super) fn status(&self) -> FlowStatus {
         match (self.state(), self.fin) {

@@ -4,7 +4,7 @@ use super::closing::given_out;
 use super::{demoting, duplicating};
 use crate::addr::RawAddr;
 use crate::flow::{Ctl, Flow, Mode, Then};
-use crate::front::{Accepted, Handle};
+use crate::front::{FirstConnection, Handle};
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard, Fault};
@@ -52,14 +52,19 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
         return Managed::No;
     }
     epoll::adopt(fd, &mut flow.ctl());
-    let accepted = (role == Role::Acceptor).then(|| Accepted::of(fd));
-    let handle = Arc::new(Handle::new(flow, accepted));
+    let handle = Arc::new(Handle::new(flow));
+    if role == Role::Acceptor {
+        handle.begins_with(FirstConnection::accepted(fd));
+    }
     let opened = runtime::with_agent(|a| {
         let known = match role {
             Role::Connector => a.dial(local, remote),
             Role::Acceptor => None,
         };
         let Some(opened) = known else {
+            if role == Role::Connector {
+                handle.begins_with(FirstConnection::dialled(fd));
+            }
             a.open(flow.token(), handle, role, local, remote);
             return Managed::Flow;
         };

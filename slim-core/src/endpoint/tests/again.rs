@@ -72,6 +72,68 @@ fn no_answer_for_an_earlier_connection_once_its_addresses_are_used_again() {
     }
 }
 
+/// Another process has made the later connection, so only the kernel knows of it.
+#[test]
+fn no_answer_for_an_earlier_connection_once_another_process_uses_its_addresses() {
+    for gone in [true, false] {
+        let mut pair = Pair::new();
+        pair.open(A);
+        pair.ends[A].set_connection_number(FLOW, 17);
+        let first = pair.said(A);
+        if gone {
+            pair.ends[A].finish(pair.now, FLOW, 0, FinHow::Reset);
+            pair.ends[A].gone(pair.now, FLOW);
+        }
+        pair.open_second(B);
+        let [_, b] = addrs();
+        pair.ends[B].handle_datagram(pair.now, control(A), b, &first);
+        let answer = pair.said(B);
+        let acknowledged = pair.ends[A].acknowledged(pair.now, &answer);
+        let acknowledged = acknowledged.expect("the first connection");
+        assert_eq!(acknowledged.flow, (!gone).then_some(FLOW));
+        assert_eq!(acknowledged.connection, 17);
+        assert_eq!(acknowledged.ends, addrs().into());
+        // The driver finds that the kernel has a connection with another number.
+        pair.ends[A].superseded(pair.now, &acknowledged);
+        pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
+        pair.wait(HELLO_TIME);
+        assert_eq!(pair.second(), [None, Some(State::Legacy)], "{gone}");
+        assert_eq!(pair.state(A), (!gone).then_some(State::Legacy));
+    }
+}
+
+#[test]
+fn an_acknowledged_flow_is_not_looked_up_again() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.ends[A].set_connection_number(FLOW, 17);
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.kinds(A)[0], Kind::HelloAck);
+    let answer = &pair.heard[A][0];
+    assert_eq!(pair.ends[A].acknowledged(pair.now, answer), None);
+}
+
+/// The closed flow would tell the sender of HELLO where its stream ends.
+#[test]
+fn a_flow_closed_without_waiting_for_hello_takes_no_hello_of_the_next() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.ends[B].set_connection_number(FLOW, 17);
+    pair.ends[B].finish_announced(FLOW, 5, FinHow::Close);
+    pair.ends[B].demote(pair.now, FLOW);
+    pair.open(A);
+    let hello = pair.said(A);
+    let earlier = pair.ends[B].may_be_of_later(pair.now, control(A), &hello);
+    let earlier = earlier.expect("the closed connection");
+    assert_eq!((earlier.flow, earlier.connection), (Some(FLOW), Some(17)));
+    pair.ends[B].release_addresses(&earlier);
+    let [_, b] = addrs();
+    pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+}
+
 #[test]
 fn a_port_bound_to_the_wildcard_address_matches_earlier_connections() {
     let mut pair = Pair::new();

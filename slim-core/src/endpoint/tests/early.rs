@@ -1,5 +1,6 @@
 //! Connections that end or break before the negotiation is over.
 
+use super::ends::final_at;
 use super::pair::*;
 use crate::endpoint::{Action, State};
 use crate::event::{Event, LegacyReason};
@@ -89,6 +90,45 @@ fn a_flow_closed_before_hello_came_answers_hello_for_a_second() {
             pair.run();
             assert_eq!(pair.verdict(A), Some(Verdict::Eof));
         }
+    }
+}
+
+/// The acceptor does not wait for a HELLO of this host. If HELLO comes all the same, its sender is not told that there is no session.
+#[test]
+fn a_flow_closed_without_waiting_for_hello_answers_hello() {
+    for gone in [true, false] {
+        let mut pair = Pair::new();
+        pair.open(B);
+        pair.wait(ms(250));
+        assert!(!pair.ends[B].may_have_peer(pair.now, FLOW));
+        pair.ends[B].finish_announced(FLOW, 5, FinHow::Close);
+        pair.ends[B].demote(pair.now, FLOW);
+        assert_eq!(pair.state(B), Some(State::Legacy));
+        if gone {
+            pair.ends[B].gone(pair.now, FLOW);
+        }
+        pair.forget();
+        pair.open(A);
+        pair.run();
+        assert_eq!(pair.kinds(A), [Kind::HelloAck, Kind::Fin], "{gone}");
+        assert_eq!(pair.state(A), Some(State::Live));
+        assert!(pair.done[A].contains(&final_at(5)));
+    }
+}
+
+/// Bytes are not counted after a flow has become plain TCP, so its close does not tell where the stream ends.
+#[test]
+fn a_flow_closed_after_it_became_plain_refuses_hello() {
+    for gone in [true, false] {
+        let mut pair = Pair::given_up_by_acceptor();
+        pair.ends[B].finish(pair.now, FLOW, 5, FinHow::Close);
+        if gone {
+            pair.ends[B].gone(pair.now, FLOW);
+        }
+        pair.open(A);
+        pair.run();
+        assert_eq!(pair.kinds(A), [Kind::HelloNak], "{gone}");
+        assert_eq!(pair.state(A), Some(State::Legacy));
     }
 }
 
