@@ -11,7 +11,6 @@ use crate::{runtime, sys, table, transport};
 use libc::{c_int, c_void};
 use slim_agent::Agent;
 use slim_agent::offered::host;
-use slim_core::FinHow;
 use slim_sys::lock::Lock;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -130,18 +129,8 @@ fn end_connections(since: Instant) {
     runtime::with_agent(Agent::process_ends);
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
-        let mode = f.own_at(fd).map(|c| c.mode());
-        let forked = f.forked.load(Ordering::Relaxed);
-        match mode {
-            Some(flow::Mode::Suspended) if !forked => closing::leave(f, fd),
-            // A child may have the connection, too: it is not closed.
-            Some(flow::Mode::Suspended) => {
-                let Some(sent) = f.stream.sent_in_time() else {
-                    return;
-                };
-                f.stream.end_at(sent);
-                runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
-            }
+        match f.own_at(fd).map(|c| c.mode()) {
+            Some(flow::Mode::Suspended) => closing::leave(f, fd),
             Some(flow::Mode::Open) if f.stream.is_relayed() => closing::leave(f, fd),
             Some(flow::Mode::Open) => announce_end(fd, f),
             _ => {}

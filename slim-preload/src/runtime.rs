@@ -85,7 +85,8 @@ pub fn file_in_owner(fd: c_int) -> Option<(u64, u64)> {
     file_in(OWNER.load(Ordering::Relaxed), fd)
 }
 
-fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
+/// The file under a number of a process: device and inode.
+pub fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
     sys::proc::file(format_args!("{pid}/fd/{fd}"))
 }
 

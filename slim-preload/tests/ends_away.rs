@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::breaks::unnoticed;
+use common::breaks::{run, unnoticed};
+use common::{NEGOTIATED_MS, compile, own_network};
 
 /// The exit handlers of a process run in its last thread, also if the first thread has ended before. Connections still survive
 /// breaks then, and the process waits for the last bytes.
@@ -47,6 +48,37 @@ fn a_second_exit_waits_for_the_first() {
 }
 
 #[test]
+fn shutdowns_before_the_break_is_noticed() {
+    unnoticed("ends_away", &["shutdowns"], 1);
+}
+
+#[test]
 fn an_exit_with_few_descriptors() {
     unnoticed("ends_away", &["scarce"], 1);
+}
+
+/// A process ends, or closes a broken connection, that a forked child has, too. An orderly end would be false as long as the child has
+/// the connection. If the child has closed it, all bytes arrive, and then the end.
+#[test]
+fn a_child_that_keeps_the_connection() {
+    if !own_network("a_child_that_keeps_the_connection") {
+        return;
+    }
+    let binary = compile("child_keeps", &[]);
+    for (args, wanted) in [
+        ("exit", "an error\n"),
+        ("close", "an error\n"),
+        ("exit,closed", "4 bytes, and the end\n"),
+        ("close,closed", "4 bytes, and the end\n"),
+    ] {
+        let (server, client) = run(&binary, args, 0, true, NEGOTIATED_MS);
+        let said = (server.stdout.as_str(), client.ok());
+        let client = client.transcript();
+        assert_eq!(
+            said,
+            (wanted, true),
+            "{args}\n{}\n{client}",
+            server.transcript()
+        );
+    }
 }

@@ -1,11 +1,11 @@
-//! Lists the open descriptors.
+//! Lists the open descriptors, and the processes.
 
 use crate::descriptors::{close_unregistered, is_open};
 use crate::{fds, numbers, proc};
 use libc::c_int;
 use rustix::fs::{OFlags, RawDir};
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Open descriptors have numbers below this, unless the limit was higher before.
 fn numbers_at_most() -> c_int {
@@ -23,14 +23,33 @@ pub fn for_each_open(mut f: impl FnMut(c_int)) {
                 .filter(|fd| is_open(*fd))
                 .for_each(&mut f);
         };
-        let mut space = [MaybeUninit::uninit(); 2048];
-        let mut entries = RawDir::new(&dir, &mut space);
-        while let Some(Ok(entry)) = entries.next() {
-            let number = entry.file_name().to_str().ok().and_then(|n| n.parse().ok());
-            if let Some(number) = number.filter(|n| *n != dir.as_raw_fd()) {
-                f(number);
+        let own = dir.as_raw_fd();
+        for_each_number_in(&dir, |fd| {
+            if fd != own {
+                f(fd);
             }
-        }
+        });
         close_unregistered(dir);
     });
+}
+
+/// Calls `f` with the id of each process, if there is `/proc`. Uses no heap.
+pub fn for_each_process(f: impl FnMut(c_int)) {
+    numbers::make(|| {
+        if let Ok(dir) = proc::open(format_args!("."), OFlags::DIRECTORY) {
+            for_each_number_in(&dir, f);
+            close_unregistered(dir);
+        }
+    });
+}
+
+/// Calls `f` with each file name of a directory that is a number.
+fn for_each_number_in(dir: &OwnedFd, mut f: impl FnMut(c_int)) {
+    let mut space = [MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(dir, &mut space);
+    while let Some(Ok(entry)) = entries.next() {
+        if let Some(number) = entry.file_name().to_str().ok().and_then(|n| n.parse().ok()) {
+            f(number);
+        }
+    }
 }

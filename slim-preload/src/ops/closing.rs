@@ -144,8 +144,12 @@ fn remove_number(
     if ctl.is_exclusive() {
         return AfterClose::Nothing;
     }
-    // If a child has the connection, too, it stays registered for as long as the child has it.
-    if flow.forked.load(Ordering::Relaxed) {
+    // If a child has the connection, too, the stream does not end here. A child that has only inherited the number of a connection
+    // whose transport is away does not count if it has closed it, or has executed another program without it.
+    let away = ctl.mode() == Mode::Suspended;
+    let shared = flow.forked.load(Ordering::Relaxed) && (!away || is_held_elsewhere(flow, fd));
+    // It stays registered for as long as the child has it.
+    if shared {
         epoll::drop_closed(flow, &mut ctl);
     } else {
         epoll::end_closed(flow, &mut ctl);
@@ -159,12 +163,16 @@ fn remove_number(
     let established = flow.was_established(fd) || ctl.mode() != Mode::Open;
     let sent = flow.stream.sent_in_time();
     // If the end of our stream is unknown, only the kernel can tell the peer.
-    let plain = flow.forked.load(Ordering::Relaxed) || !established;
+    let plain = shared || !established;
     let Some(sent) = sent.filter(|_| !plain) else {
         drop_transport(&mut ctl);
         ctl.linger();
         flow.live.store(false, Ordering::Release);
-        runtime::with_agent(|a| a.demote(flow.token()));
+        runtime::with_agent(|a| match away {
+            // The peer must not take the end of a resumed transport for the end of the stream.
+            true => a.out_of_step(flow.token()),
+            false => a.demote(flow.token()),
+        });
         return AfterClose::Shared;
     };
     // As the kernel judges, whether or not the break has been noticed.
@@ -229,6 +237,20 @@ fn remove_number(
         ctl.set_transport(kept);
     }
     AfterClose::Last(how, wait.map_or(Duration::ZERO, seconds))
+}
+
+/// Whether another process has the file that is under the flow's number `fd` here: a child that was forked while the connection was
+/// open. It is looked for under the same number, and under the standard numbers.
+fn is_held_elsewhere(f: &Flow, fd: c_int) -> bool {
+    let mut held = false;
+    sys::for_each_process(|pid| {
+        let is_it = |number: &c_int| {
+            let file = runtime::file_in(pid, *number);
+            file.is_some_and(|file| f.is_file(file))
+        };
+        held |= pid != sys::pid() && [fd, 0, 1, 2].iter().any(is_it);
+    });
+    held
 }
 
 /// Closes the private transport. Resets it if stashed bytes are unread: the kernel does that only for unread bytes in its own

@@ -31,13 +31,18 @@ pub unsafe fn name(
     len: *mut socklen_t,
     real: impl Fn() -> c_int,
 ) -> c_int {
+    let errno = sys::errno();
     // SAFETY: the caller's contract.
     let r = unsafe { known(fd, end, addr, len, &real) };
     if r == 0 || sys::errno() != libc::ENOTCONN || !is_dead_unnoticed(fd) {
         return r;
     }
     // SAFETY: likewise; nothing has been written yet.
-    unsafe { known(fd, end, addr, len, &real) }
+    let r = unsafe { known(fd, end, addr, len, &real) };
+    if r == 0 {
+        sys::set_errno(errno);
+    }
+    r
 }
 
 /// Whether the kernel has forgotten the peer's address because the transport has died unnoticed. The flow is suspended then, or the

@@ -299,6 +299,12 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if !known || !runtime::in_own_process() {
         return real();
     }
+    // If the transport of a live flow has died, the next one is shut down, also if nobody has noticed the death.
+    if flow.live.load(Ordering::Acquire)
+        && sys::keep_errno(|| sys::tcp_state(fd)) == Some(sys::TCP_CLOSE)
+    {
+        sys::keep_errno(|| transport::notice(flow, fd));
+    }
     let Some(ctl) = flow.own_at(fd) else {
         return real();
     };

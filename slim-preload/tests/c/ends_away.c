@@ -225,6 +225,40 @@ static void scarce(void) {
     }
 }
 
+// ---- shutdowns in all orders; nobody has noticed the break ----
+
+static const int orders[][3] = {{SHUT_RDWR, -1}, {SHUT_RD, -1}, {SHUT_RD, SHUT_WR, -1}, {SHUT_WR, SHUT_RD, -1}, {SHUT_RD, SHUT_RDWR, -1}, {-1}};
+enum { ORDERS = sizeof orders / sizeof *orders, WORDS = 100 };
+
+// The result of each call must be as without a break, and so must errno after a call that succeeds.
+static void shutdowns(void) {
+    int all[ORDERS] = {fd};
+    for (int i = 1; i < ORDERS; i++) all[i] = pair_up(&l);
+    meet();
+    if (is_server()) {
+        for (int i = 0; i < ORDERS; i++) recv_to_end(all[i], buf, sizeof buf, WORDS, i);
+        meet();
+        return;
+    }
+    struct sockaddr_in a;
+    for (int i = 0; i < ORDERS; i++) {
+        fill(buf, 0, WORDS, i);
+        MUST(full_send(all[i], buf, WORDS));
+    }
+    break_if_wanted();
+    for (int i = 0; i < ORDERS; i++) {
+        socklen_t n = sizeof a;
+        for (const int *how = orders[i]; *how >= 0; how++) R(shutdown(all[i], *how));
+        errno = 0;
+        // It would notice the break.
+        if (orders[i][0] < 0) line("getpeername = %d %s", getpeername(all[i], (void *)&a, &n), ename(errno));
+        // The next transport has no other end either.
+        ms(100);
+        close(all[i]);
+    }
+    meet();
+}
+
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 90);
     kase = getenv("T_ARGS");
@@ -238,5 +272,6 @@ int main(int argc, char **argv) {
     if (is("exits-quickly")) exits_twice(quits_later);
     if (is("exits-in-handler")) exits_twice(signals);
     if (is("scarce")) scarce();
+    if (is("shutdowns")) shutdowns();
     return 0;
 }
