@@ -111,6 +111,23 @@ impl Events {
         }
     }
 
+    /// How long each resume took, from the suspension on, in seconds and in ascending order.
+    pub fn pauses(&self) -> Vec<f64> {
+        let mut pauses = Vec::new();
+        for history in self.by_flow() {
+            let mut since = None;
+            for event in history {
+                match kind(event) {
+                    "suspend" => since = Some(at(event)),
+                    "resume" => pauses.extend(since.take().map(|since| at(event) - since)),
+                    _ => {}
+                }
+            }
+        }
+        pauses.sort_by(f64::total_cmp);
+        pauses
+    }
+
     /// The events of every flow, separately for each of its ends: grouped by process and flow name.
     pub fn by_flow(&self) -> Vec<Vec<&Value>> {
         let mut flows: Vec<(_, Vec<&Value>)> = Vec::new();

@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// Flags of a call that neither blocks nor raises a signal.
 pub(super) const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// Flags of calls that make the flow plain TCP: the position of an urgent byte and the notices about sends that are not copied
+/// belong to one connection.
+const PLAIN_ONLY: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY;
 /// How long a call waits before it checks again under which number the transport is.
 const MOMENT: Duration = Duration::from_millis(10);
 
@@ -51,10 +54,10 @@ impl<S: Source> Transmit<S> {
         let Some(flow) = table::flow(self.fd) else {
             return plain();
         };
-        if self.flags & libc::MSG_OOB != 0 {
+        if self.flags & PLAIN_ONLY != 0 {
             return self
                 .anew()
-                .urgent(move || plain(), move |fd, flags| real(fd, flags));
+                .plain_only(move || plain(), move |fd, flags| real(fd, flags));
         }
         if !direct::is_allowed() {
             return self
@@ -197,11 +200,11 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// Sends an urgent byte. The flow becomes plain TCP first: the reader decides whether the byte is part of the stream
-    /// (SO_OOBINLINE), and only the kernel knows its position.
+    /// Sends an urgent byte, or bytes that are not copied. The flow becomes plain TCP first. With an urgent byte, the reader decides
+    /// whether it is part of the stream (SO_OOBINLINE), and only the kernel knows its position.
     #[cold]
     #[inline(never)]
-    fn urgent(
+    fn plain_only(
         self,
         plain: impl Fn() -> isize + Copy,
         real: impl Fn(c_int, c_int) -> isize + Copy,
@@ -211,7 +214,14 @@ impl<S: Source> Transmit<S> {
                 Way::Plain => return plain(),
                 Way::In(flow) => {
                     flow.leave(Inside::Counted);
-                    sys::keep_errno(|| demoting::demote_for_urgent(flow, self.fd, self.flags));
+                    let urgent = self.flags & libc::MSG_OOB != 0;
+                    if !urgent && !sys::keep_errno(|| is_without_copies(self.fd)) {
+                        return self.go_on(None, plain, real);
+                    }
+                    sys::keep_errno(|| match urgent {
+                        true => demoting::demote_for_urgent(flow, self.fd, self.flags),
+                        false => demoting::demote_if_open(flow, self.fd),
+                    });
                     Next::Again
                 }
                 Way::Barred(flow) => self.barred(flow, &real),
@@ -329,7 +339,7 @@ impl<S: Source> Transmit<S> {
         let half_open = ctl.half_open();
         let fd = match (ctl.mode(), half_open.or(ctl.transport())) {
             (Mode::Stashed { then: Then::Open }, Some(fd)) => {
-                if self.flags & libc::MSG_OOB != 0 && !ctl.is_plain() {
+                if self.flags & PLAIN_ONLY != 0 && !ctl.is_plain() {
                     drop(ctl);
                     sys::keep_errno(|| demoting::demote_if_open(flow, self.fd));
                     return Next::Again;
@@ -393,4 +403,9 @@ impl<S: Source> Transmit<S> {
         }
         Next::Return(self.refuse(errno))
     }
+}
+
+/// Whether MSG_ZEROCOPY has an effect on this socket. The kernel ignores it where SO_ZEROCOPY is off.
+fn is_without_copies(fd: c_int) -> bool {
+    sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).is_some_and(|on| on != 0)
 }

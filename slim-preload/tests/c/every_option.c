@@ -90,15 +90,16 @@ static int change(int fd, const struct row *r) {
     return differ(before, get(fd, r));
 }
 
+enum { MSS = 1000 };
+
 // Sets an option that binds the flow to its transport. Returns false if that is not possible.
 static int bind_with(int fd, const struct row *r) {
-    int on = 1, zero = 0, mss = 1000, stamps = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
+    int zero = 0, mss = MSS, stamps = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
     struct sock_filter all = BPF_STMT(BPF_RET | BPF_K, 0xffff);
     struct sock_fprog program = {1, &all};
     struct tcp_md5sig key = {.tcpm_keylen = 3, .tcpm_key = "key"};
     struct sockaddr_in other = {.sin_family = AF_INET, .sin_addr = {htonl(0x0a090807)}};
     memcpy(&key.tcpm_addr, &other, sizeof other);
-    if (is(r->label, "SO_ZEROCOPY")) return !set(fd, r, &on, 4);
     if (is(r->label, "SO_TIMESTAMPING")) return !set(fd, r, &stamps, 4);
     if (is(r->label, "SO_TIMESTAMPING_NEW")) return !set(fd, r, &stamps, 4);
     if (is(r->label, "SO_ATTACH_FILTER")) return !set(fd, r, &program, sizeof program);
@@ -126,8 +127,8 @@ static int another(int v, int how) {
         int fd = MUST(accept(v == 6 ? six : four, NULL, NULL));
         return fd;
     }
-    int c = MUST(socket(v == 6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0)), on = 1;
-    if (how) MUST(setsockopt(c, SOL_SOCKET, SO_ZEROCOPY, &on, 4));
+    int c = MUST(socket(v == 6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0)), mss = MSS;
+    if (how) MUST(setsockopt(c, IPPROTO_TCP, TCP_MAXSEG, &mss, 4));
     struct sockaddr_in a = v4(four);
     struct sockaddr_in6 b = v6(six);
     MUST(connect(c, v == 6 ? (void *)&b : (void *)&a, v == 6 ? sizeof b : sizeof a));
@@ -172,13 +173,13 @@ static void every(void) {
     static int fds[512], ok[512];
     static struct value want[512];
     listeners();
-    int owned = another(4, 0), early = another(4, 1), inherits, zero = 1;
+    int owned = another(4, 0), early = another(4, 1), copied = another(4, 0), uncopied = another(4, 0), inherits, mss = MSS, on = 1;
     meet();
     // Connections accepted from now on inherit the option from their listener.
     int save = four;
     if (is_server()) {
         four = listener();
-        MUST(setsockopt(four, SOL_SOCKET, SO_ZEROCOPY, &zero, 4));
+        MUST(setsockopt(four, IPPROTO_TCP, TCP_MAXSEG, &mss, 4));
         tell(port_of(four));
     } else {
         four = hear();
@@ -200,6 +201,16 @@ static void every(void) {
     }
     line("changed %d", changed);
     line("bound %d", bound);
+    // A send that is not copied makes the connection plain TCP. Without the option the kernel ignores the flag.
+    if (is_server()) {
+        char b;
+        MUST(full_recv(copied, &b, 1));
+        MUST(full_recv(uncopied, &b, 1));
+    } else {
+        MUST(setsockopt(uncopied, SOL_SOCKET, SO_ZEROCOPY, &on, 4));
+        MUST(send(copied, "c", 1, MSG_ZEROCOPY));
+        MUST(send(uncopied, "u", 1, MSG_ZEROCOPY));
+    }
     struct sigaction sa = {.sa_sigaction = on_told, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigaction(SIGUSR2, &sa, NULL);
     MUST(fcntl(owned, F_SETOWN, getpid()));
@@ -225,6 +236,8 @@ static void every(void) {
         if (differ(want[i], v) && !is(rows[i].label, "TCP_QUICKACK") && !is(rows[i].label, "SO_INCOMING_CPU"))
             line("LOST: %s %s %s", rows[i].label, shown(want[i]), shown(v));
     }
+    line("copied: %s", pinged(copied) ? "held" : "BROKEN");
+    line("uncopied: %s", pinged(uncopied) ? "HELD" : "plain");
     line("before it was connected: %s", pinged(early) ? "HELD" : "plain");
     line("from the listener: %s", pinged(inherits) ? "HELD" : "plain");
     line("owner %d, signal %d, flag %d", fcntl(owned, F_GETOWN) == getpid(), fcntl(owned, F_GETSIG) == SIGUSR2,
