@@ -3,293 +3,16 @@
 
 mod common;
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
-use common::{
-    events::{Events, events_dir, word},
-    eventually, lab,
-};
-use slim_lab::{
-    Lab, SeededRng, artifacts,
-    faults::{
-        destroy::{self, Amount, Selector},
-        diag,
-    },
-    launch, mpi,
-    output::Running,
-    skip::skip,
-};
-
-/// Time limit for a run whose result is wanted.
-const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit for a run without SLIM whose connections are killed: some programs hang.
-const BARE_LIMIT: Duration = Duration::from_secs(20);
-/// Shortest and longest pause between two kills.
-const GAP: (Duration, Duration) = (Duration::from_millis(60), Duration::from_millis(200));
-
-/// One process of a job.
-struct Part {
-    node: usize,
-    command: Vec<String>,
-    /// The part is a server: it does not end by itself, and later parts are started when it listens at this port.
-    listens: Option<u16>,
-}
-
-impl Part {
-    fn new(node: usize, python: &Path, words: &[&str]) -> Self {
-        let python = python.display().to_string();
-        let words = words.iter().map(ToString::to_string);
-        Part {
-            node,
-            command: [python].into_iter().chain(words).collect(),
-            listens: None,
-        }
-    }
-}
-
-/// A framework, with a job whose result is a digest.
-struct Framework {
-    name: &'static str,
-    /// The interpreter that has it.
-    python: PathBuf,
-    /// The module by which its presence is checked.
-    module: &'static str,
-    parts: fn(&Lab, &Path) -> Vec<Part>,
-    /// Whether a job without SLIM fails. If not, the framework itself repeats work that is lost.
-    bare_fails: bool,
-}
-
-fn cached(name: &str) -> PathBuf {
-    let cache = std::env::var_os("SLIM_CACHE").map(PathBuf::from);
-    let home = std::env::var_os("HOME").unwrap_or_else(|| "/root".into());
-    let cache = cache.unwrap_or_else(|| Path::new(&home).join(".cache/slim"));
-    cache.join(name).join("bin/python")
-}
-
-fn script(name: &str) -> String {
-    let source = artifacts::source(&format!("frameworks/{name}"));
-    source.expect("the program").display().to_string()
-}
-
-/// The address of a node.
-fn at(lab: &Lab, node: usize) -> String {
-    lab.node(node).address(0).to_string()
-}
-
-/// Four processes, two on each node. `words` gets the number of the process.
-fn four(python: &Path, words: impl Fn(usize) -> Vec<String>) -> Vec<Part> {
-    let part = |n| {
-        let words = words(n);
-        let words: Vec<_> = words.iter().map(String::as_str).collect();
-        Part::new(n / 2, python, &words)
-    };
-    (0..4).map(part).collect()
-}
-
-/// How a run ended.
-struct Outcome {
-    /// The digests that were printed, if all parts ended well and in time.
-    digests: Result<BTreeSet<String>, String>,
-    took: Duration,
-    /// When the first result was there, in seconds since 1970. From then on a process may leave before its peers do.
-    done: f64,
-    killed: usize,
-}
-
-impl Framework {
-    fn is_there(&self, test: &str) -> bool {
-        let mut import = Command::new(&self.python);
-        import.args(["-c", &format!("import {}", self.module)]);
-        let there = import.output().is_ok_and(|o| o.status.success());
-        if !there {
-            skip(test, format!("{} is not installed", self.name));
-        }
-        there
-    }
-
-    /// Starts the parts on a lab, waits for them, and kills connections meanwhile if wanted.
-    fn run(&self, lab: &Lab, slim: bool, kills: bool, limit: Duration) -> Outcome {
-        let start = Instant::now();
-        let (mut servers, mut running) = (Vec::new(), Vec::new());
-        for part in (self.parts)(lab, &self.python) {
-            let mut process = Running::start(command(lab, &part, slim)).expect("start a process");
-            let Some(port) = part.listens else {
-                running.push(process);
-                continue;
-            };
-            let net = lab.node(part.node).net();
-            let listens = || diag::listening(net).is_ok_and(|ports| ports.contains(&port));
-            let ready = eventually(Duration::from_secs(30), listens) && process.is_running();
-            assert!(ready, "{}: {:#?}", self.name, process.lines());
-            servers.push(process);
-        }
-        let (mut rng, mut killed) = (SeededRng::new(SeededRng::seed_from_env()), 0);
-        let ended_badly = |running: &mut [Running]| {
-            running
-                .iter_mut()
-                .any(|p| p.wait(Duration::ZERO).is_some_and(|s| !s.success()))
-        };
-        while running.iter_mut().any(Running::is_running) && start.elapsed() < limit {
-            thread::sleep(rng.between(GAP.0, GAP.1));
-            if kills {
-                let end = lab.node(usize::from(rng.coin())).net();
-                let which = Selector::between_hosts();
-                let report = destroy::destroy(end, &which, Amount::One, &mut rng);
-                killed += report.expect("destroy connections").connections.len();
-            }
-            if ended_badly(&mut running) {
-                break;
-            }
-        }
-        let took = start.elapsed();
-        let done = first_result(&running);
-        let digests = digests(&mut running).map_err(|e| format!("after {took:.1?}: {e}"));
-        for process in running.iter_mut().chain(servers.iter_mut().rev()) {
-            process.kill();
-        }
-        for node in lab.nodes() {
-            node.kill_all();
-        }
-        Outcome {
-            digests,
-            took,
-            done,
-            killed,
-        }
-    }
-}
-
-/// What stands before a digest in a line of output.
-const DIGEST: &str = " digest ";
-
-/// When the first digest was printed, in seconds since 1970.
-fn first_result(running: &[Running]) -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0.0, |now| now.as_secs_f64());
-    let printed = running.iter().flat_map(|process| {
-        let started = now - process.elapsed().as_secs_f64();
-        let results = process
-            .lines()
-            .into_iter()
-            .filter(|l| l.text.contains(DIGEST));
-        results.map(move |line| started + line.at.as_secs_f64())
-    });
-    printed.fold(f64::INFINITY, f64::min)
-}
-
-/// What the processes have printed, if all of them have ended well; else, the end of the output of one that failed or still runs.
-fn digests(running: &mut [Running]) -> Result<BTreeSet<String>, String> {
-    let mut ended: Vec<_> = running
-        .iter_mut()
-        .map(|process| {
-            let status = process.wait(Duration::ZERO);
-            let lines = process.lines().into_iter().map(|l| l.text);
-            (status, lines.collect::<Vec<_>>())
-        })
-        .collect();
-    // A process that failed first: others may hang because of it.
-    ended.sort_by_key(|(status, _)| match status {
-        Some(status) => u8::from(status.success()) * 2,
-        None => 1,
-    });
-    if let Some((status, lines)) = ended.first()
-        && !status.is_some_and(|s| s.success())
-    {
-        let tail = lines[lines.len().saturating_sub(12)..].join("\n");
-        let how = status.map_or("still runs".into(), |s| s.to_string());
-        return Err(format!("{how}: {tail}"));
-    }
-    let lines = ended.iter().flat_map(|(_, lines)| lines);
-    let found = lines.filter_map(|line| Some(line.split_once(DIGEST)?.1.to_owned()));
-    Ok(found.collect())
-}
-
-/// The command of a part on its node: under `slim run`, or bare.
-fn command(lab: &Lab, part: &Part, slim: bool) -> Command {
-    let (program, args) = part.command.split_first().expect("a program");
-    let node = lab.node(part.node);
-    let mut command = match slim {
-        true => {
-            let mut run = node.command(artifacts::program("slim").expect("slim"));
-            run.args(["run", "--"]).arg(program);
-            run.env(
-                artifacts::PRELOAD_VAR,
-                artifacts::preload().expect("the library"),
-            );
-            run.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
-            run
-        }
-        false => node.command(program),
-    };
-    command
-        .args(args)
-        .envs(launch::environment(lab))
-        .env_remove("LD_PRELOAD")
-        .env("PYTHONUNBUFFERED", "1")
-        .env("OMP_NUM_THREADS", "1")
-        .env("RAY_USAGE_STATS_ENABLED", "0");
-    command
-}
-
-/// The test of one framework.
-fn rides_through(test: &str, framework: &Framework) {
-    if !framework.is_there(test) {
-        return;
-    }
-    // A lab for each run: some frameworks cannot listen at a port that the last run has used a moment ago.
-    let fresh = |way: &str| lab(&format!("{}-{way}", framework.name), 2, 1);
-    let Some(quiet) = fresh("quiet") else {
-        return;
-    };
-    let name = framework.name;
-    let undisturbed = framework.run(&quiet, false, false, LIMIT);
-    let digests = undisturbed.digests.expect("an undisturbed run");
-    assert_eq!(digests.len(), 1, "{name}: {digests:?}");
-
-    let disturbed = fresh("killed").expect("a second lab");
-    let slim = framework.run(&disturbed, true, true, LIMIT);
-    let events = Events::read(&disturbed);
-    let resumed: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
-    let pauses = events.pauses();
-    let pause = |percent: usize| pauses.get(pauses.len() * percent / 100).unwrap_or(&0.0) * 1e3;
-    println!(
-        "{name}: {:.1?} undisturbed; {:.1?} under SLIM with {} connections killed; {events}; half of the resumes within {:.2} ms, \
-         90 of 100 within {:.2} ms",
-        undisturbed.took,
-        slim.took,
-        slim.killed,
-        pause(50),
-        pause(90)
-    );
-    assert_eq!(slim.digests, Ok(digests.clone()), "{} killed", slim.killed);
-    assert!(slim.killed >= 10, "{name}: only {} killed", slim.killed);
-    assert_eq!(resumed.len(), 2, "{name}: resumed on {resumed:?}");
-    let wrong = events.wrongly_given_up(slim.done);
-    assert!(wrong.is_empty(), "{name}: {wrong:#?}");
-
-    if framework.bare_fails {
-        let bare = fresh("bare").expect("a third lab");
-        let bare = framework.run(&bare, false, true, BARE_LIMIT);
-        println!("{name}: bare, {} killed: {:?}", bare.killed, bare.digests);
-        assert!(
-            bare.digests != Ok(digests),
-            "{name}: {} killed",
-            bare.killed
-        );
-    }
-}
+use common::framework::{Framework, Part, address, four, rides_through, script, with_wheels};
+use slim_lab::{Lab, artifacts, mpi};
 
 #[test]
 fn pytorch_trains_with_torchrun() {
     let parts = |lab: &Lab, python: &Path| {
         let node = |n: usize| {
-            let (address, script) = (at(lab, 0), script("torch_train.py"));
+            let (address, script) = (address(lab, 0), script("torch_train.py"));
             let number = n.to_string();
             // With the redirection, this version of torchrun works with this version of Python.
             Part::new(
@@ -360,7 +83,7 @@ fn mpi4py_reduces() {
     };
     let framework = Framework {
         name: "mpi4py",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "mpi4py.MPI",
         parts,
         bare_fails: true,
@@ -371,7 +94,7 @@ fn mpi4py_reduces() {
 #[test]
 fn jax_trains() {
     let parts = |lab: &Lab, python: &Path| {
-        let coordinator = format!("{}:29800", at(lab, 0));
+        let coordinator = format!("{}:29800", address(lab, 0));
         four(python, |n| {
             let script = script("jax_train.py");
             [&script, &n.to_string(), "4", &coordinator, "200"]
@@ -381,7 +104,7 @@ fn jax_trains() {
     };
     let framework = Framework {
         name: "JAX",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "jax",
         parts,
         bare_fails: true,
@@ -392,7 +115,7 @@ fn jax_trains() {
 #[test]
 fn xgboost_trains() {
     let parts = |lab: &Lab, python: &Path| {
-        let address = at(lab, 0);
+        let address = address(lab, 0);
         four(python, |n| {
             let script = script("xgboost_train.py");
             [&script, &n.to_string(), "4", &address, "29600", "300"]
@@ -402,7 +125,7 @@ fn xgboost_trains() {
     };
     let framework = Framework {
         name: "XGBoost",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "xgboost",
         parts,
         bare_fails: true,
@@ -413,7 +136,7 @@ fn xgboost_trains() {
 #[test]
 fn lightgbm_trains() {
     let parts = |lab: &Lab, python: &Path| {
-        let (a, b) = (at(lab, 0), at(lab, 1));
+        let (a, b) = (address(lab, 0), address(lab, 1));
         let machines = format!("{a}:29700,{a}:29701,{b}:29700,{b}:29701");
         four(python, |n| {
             let script = script("lightgbm_train.py");
@@ -424,7 +147,7 @@ fn lightgbm_trains() {
     };
     let framework = Framework {
         name: "LightGBM",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "lightgbm",
         parts,
         bare_fails: true,
@@ -436,36 +159,35 @@ fn lightgbm_trains() {
 fn dask_computes() {
     let parts = |lab: &Lab, python: &Path| {
         let dask = python.with_file_name("dask");
-        let address = at(lab, 0);
-        let scheduler = format!("{address}:8786");
-        let mut parts = vec![Part {
-            listens: Some(8786),
-            ..Part::new(
+        let first = address(lab, 0);
+        let scheduler = format!("{first}:8786");
+        let mut parts = vec![
+            Part::new(
                 0,
                 &dask,
                 &[
                     "scheduler",
                     "--host",
-                    &address,
+                    &first,
                     "--port",
                     "8786",
                     "--no-dashboard",
                 ],
             )
-        }];
+            .server(8786),
+        ];
         for node in [0, 1] {
             let port = 8790;
-            let (address, listen) = (at(lab, node), port.to_string());
-            parts.push(Part {
-                listens: Some(port),
-                ..Part::new(
+            let (own, listen) = (address(lab, node), port.to_string());
+            parts.push(
+                Part::new(
                     node,
                     &dask,
                     &[
                         "worker",
                         &scheduler,
                         "--host",
-                        &address,
+                        &own,
                         "--worker-port",
                         &listen,
                         "--nthreads",
@@ -474,7 +196,8 @@ fn dask_computes() {
                         "--no-nanny",
                     ],
                 )
-            });
+                .server(port),
+            );
         }
         parts.push(Part::new(
             1,
@@ -485,7 +208,7 @@ fn dask_computes() {
     };
     let framework = Framework {
         name: "Dask",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "distributed",
         parts,
         bare_fails: false,
@@ -497,9 +220,9 @@ fn dask_computes() {
 fn ray_computes() {
     let parts = |lab: &Lab, python: &Path| {
         let ray = python.with_file_name("ray");
-        let head = format!("{}:6379", at(lab, 0));
+        let head = format!("{}:6379", address(lab, 0));
         let common = ["--num-cpus", "1", "--block"];
-        let (a, b) = (at(lab, 0), at(lab, 1));
+        let (a, b) = (address(lab, 0), address(lab, 1));
         // Ray makes Unix sockets there, so the path must be short.
         let files = lab.dir().join("r").display().to_string();
         let first = [
@@ -523,20 +246,14 @@ fn ray_computes() {
             "6390",
         ];
         vec![
-            Part {
-                listens: Some(6379),
-                ..Part::new(0, &ray, &[&first[..], &common].concat())
-            },
-            Part {
-                listens: Some(6390),
-                ..Part::new(1, &ray, &[&second[..], &common].concat())
-            },
+            Part::new(0, &ray, &[&first[..], &common].concat()).server(6379),
+            Part::new(1, &ray, &[&second[..], &common].concat()).server(6390),
             Part::new(0, python, &[&script("ray_sum.py"), &head, "300"]),
         ]
     };
     let framework = Framework {
         name: "Ray",
-        python: cached("frameworks"),
+        python: with_wheels(),
         module: "ray",
         parts,
         bare_fails: false,
