@@ -19,8 +19,11 @@ use crate::shell;
 pub const PROGRAM: &str = "slim-rsh-agent";
 
 /// Variable with the agent that the user chose, in Open MPI's syntax (alternatives
-/// separated by colons, arguments by blanks). Not a `SLIM_` name, because it is no setting.
+/// separated by colons, arguments by blanks), or [`ONE_WORD`] and the name of a program. Not a `SLIM_` name, because it is no setting.
 pub const AGENT_VARIABLE: &str = "_SLIM_RSH_AGENT";
+
+/// The rest is one program without arguments, whatever characters its name has.
+pub const ONE_WORD: char = '=';
 
 /// The agent if that variable is missing.
 const DEFAULT_AGENT: &str = "ssh : rsh";
@@ -103,6 +106,9 @@ fn remote_command(carried: &[(&str, &str)], words: &[String]) -> String {
 
 /// The first alternative whose program exists, with its arguments.
 fn first_present(chosen: &str) -> Result<(PathBuf, Vec<OsString>), CliError> {
+    if let Some(name) = chosen.strip_prefix(ONE_WORD) {
+        return Ok((launcher::resolve(name)?, Vec::new()));
+    }
     for alternative in chosen.split(':') {
         let mut words = alternative.split_whitespace();
         let Some(name) = words.next() else { continue };
@@ -156,6 +162,12 @@ mod tests {
         let (program, args) = first_present("no-such-agent -q : sh -c x : true").unwrap();
         assert!(program.ends_with("sh"), "{}", program.display());
         assert_eq!(args, ["-c", "x"]);
+        let dir = tempfile::tempdir().unwrap();
+        let odd = dir.path().join("a b:c");
+        std::os::unix::fs::symlink("/bin/sh", &odd).unwrap();
+        let (program, args) = first_present(&format!("{ONE_WORD}{}", odd.display())).unwrap();
+        assert_eq!((program, args.len()), (odd, 0));
+        assert!(first_present("=sh -c").is_err());
         assert_eq!(
             first_present("no-such-agent").unwrap_err().status(),
             NOT_FOUND

@@ -1,13 +1,15 @@
 //! Rewrites the command line of a launcher, so that it carries SLIM: variables to the ranks, and the library to remote daemons.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::mpis::{AgentChoice, Export, MpiEntry, Starters};
+use super::line::{Given, Item, Role, value_of};
+use super::mpis::{AgentChoice, BatchSystem, MpiEntry, Starters};
 use super::preload;
-use crate::agent::AGENT_VARIABLE;
+use crate::agent::{AGENT_VARIABLE, ONE_WORD};
+use crate::failure::CliError;
 
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -22,53 +24,88 @@ pub struct PreparedCommand {
     pub unset: Vec<String>,
 }
 
-/// Builds the command line. `exported` are the variables for the ranks; `library` is the path of the preload library; `wrapper` is
-/// the path of `slim-rsh-agent`.
+/// What a job is started with, besides its command line.
+pub struct Means<'a> {
+    /// The launcher's program.
+    pub launcher: &'a Path,
+    /// The preload library.
+    pub library: &'a Path,
+    /// `slim-rsh-agent`.
+    pub wrapper: &'a Path,
+    /// Looks up a variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl Means<'_> {
+    /// A variable that is set to something.
+    fn set(&self, name: &str) -> Option<String> {
+        let value = (self.variable)(name).filter(|value| !value.is_empty());
+        value.map(|value| value.to_string_lossy().into_owned())
+    }
+}
+
+/// Builds the command line. `exported` are the variables for the ranks.
 pub fn prepare(
     mpi: &MpiEntry,
-    launcher: &Path,
-    args: &[OsString],
+    given: &Given<'_>,
     exported: &[(&str, &str)],
-    library: &Path,
-    wrapper: &Path,
-) -> PreparedCommand {
-    let mut rewritten = Rewritten::of(mpi, args, library, wrapper);
-    let mut front = Vec::new();
+    means: &Means<'_>,
+) -> Result<PreparedCommand, CliError> {
+    let mut file = given.file().into_iter();
+    if file.any(|option| option.assigned(PRELOAD).is_some()) {
+        return Err(CliError::input(format!(
+            "a configuration file of {} sets {PRELOAD}, and the ranks would run without SLIM: remove that there, and give {} {PRELOAD}=… on the command line",
+            mpi.name, mpi.export.0
+        )));
+    }
+    let mut rewritten = Rewritten::of(mpi, &given.line(), means);
+    let mut front: Vec<OsString> = Vec::new();
+    let (export, role) = mpi.export;
     for (name, value) in exported {
-        if *name == PRELOAD && rewritten.ranks_have_preload {
-            continue;
-        }
-        match &mpi.export {
-            Export::Names(options) => front.extend([options[0], name].map(OsString::from)),
-            Export::Values(options) => front.extend([options[0], name, value].map(OsString::from)),
+        match role {
+            Role::Assign => front.extend([export, name, value].map(OsString::from)),
+            _ if *name == PRELOAD && rewritten.ranks_have_preload => {}
+            _ => front.extend([export, name].map(OsString::from)),
         }
     }
-    front.append(&mut rewritten.args);
-
+    let starters = mpi.agent.starters.as_ref();
+    let default = match starters.map(|all| all.chosen(given, means)) {
+        // The launcher starts the daemons by other means, which carry the environment.
+        Some(None) => None,
+        Some(Some(name)) => Some(name),
+        None => Some(mpi.agent.default.to_owned()),
+    };
     let mut prepared = PreparedCommand {
         args: front,
         set: Vec::new(),
         unset: Vec::new(),
     };
-    let agent = &mpi.agent;
-    let starter = agent.starters.as_ref().map(|all| all.chosen(args));
-    let default = match starter {
-        // The launcher starts the daemons by other means, which carry the environment.
-        Some(None) => return prepared,
-        Some(Some(name)) => name,
-        None => agent.default.to_owned(),
-    };
-    let chosen = rewritten
-        .agent
-        .or_else(|| agent.in_environment())
-        .or_else(|| agent.in_files(launcher))
-        .unwrap_or(default);
-    prepared.set = vec![
-        (agent.variables[0].into(), wrapper.into()),
-        (AGENT_VARIABLE.into(), chosen.into()),
-    ];
-    prepared.unset = agent.variables[1..].iter().map(|v| (*v).into()).collect();
-    prepared
+    if let Some(default) = default {
+        let agent = &mpi.agent;
+        let in_file = || {
+            let agent = value_of(&given.file(), Role::Agent)?;
+            let option = mpi.option_file.as_ref()?.agent;
+            prepared.args.extend([option.into(), means.wrapper.into()]);
+            Some(agent)
+        };
+        let chosen = rewritten
+            .agent
+            .or_else(in_file)
+            .or_else(|| agent.variables.iter().find_map(|name| means.set(name)))
+            .or_else(|| agent.in_files(means.launcher))
+            .unwrap_or(default);
+        let chosen = match agent.is_one_word {
+            true => format!("{ONE_WORD}{chosen}"),
+            false => chosen,
+        };
+        prepared.set = vec![
+            (agent.variables[0].into(), means.wrapper.into()),
+            (AGENT_VARIABLE.into(), chosen.into()),
+        ];
+        prepared.unset = agent.variables[1..].iter().map(|v| (*v).into()).collect();
+    }
+    prepared.args.append(&mut rewritten.args);
+    Ok(prepared)
 }
 
 /// The user's arguments, with the agent and `LD_PRELOAD` replaced in place.
@@ -79,96 +116,65 @@ struct Rewritten {
 }
 
 impl Rewritten {
-    fn of(mpi: &MpiEntry, args: &[OsString], library: &Path, wrapper: &Path) -> Self {
+    fn of(mpi: &MpiEntry, items: &[Item<'_>], means: &Means<'_>) -> Self {
         let mut out = Self {
-            args: Vec::with_capacity(args.len()),
+            args: Vec::new(),
             agent: None,
             ranks_have_preload: false,
         };
-        let (setters, parameters) = mpi.agent.parameters;
-        let mut rest = args.iter();
-        while let Some(arg) = rest.next() {
-            out.args.push(arg.clone());
-            let word = arg.to_str().unwrap_or_default();
-            if setters.contains(&word) {
-                let Some(name) = rest.next() else { continue };
-                out.args.push(name.clone());
-                let ours = name.to_str().is_some_and(|n| parameters.contains(&n));
-                out.value(ours, rest.next(), wrapper);
-            } else if mpi.agent.options.contains(&word) {
-                out.value(true, rest.next(), wrapper);
-            } else {
-                match &mpi.export {
-                    Export::Names(options) if options.contains(&word) => {
-                        let Some(pair) = rest.next() else { continue };
-                        let theirs = pair.to_str().and_then(|p| p.strip_prefix("LD_PRELOAD="));
-                        let joined = theirs.map(|theirs| out.joined(library, theirs.as_ref()));
-                        let joined = joined.map(|all| format!("{PRELOAD}={all}").into());
-                        out.args.push(joined.unwrap_or_else(|| pair.clone()));
-                    }
-                    Export::Values(options) if options.contains(&word) => {
-                        let (Some(name), Some(value)) = (rest.next(), rest.next()) else {
-                            continue;
-                        };
-                        out.args.push(name.clone());
-                        let joined = (name == PRELOAD).then(|| out.joined(library, value).into());
-                        out.args.push(joined.unwrap_or_else(|| value.clone()));
-                    }
-                    _ => {}
+        for item in items {
+            let is_agent = match (item.role, item.values.first()) {
+                (Some(Role::Agent), _) => true,
+                (Some(Role::Parameter), Some(name)) => {
+                    mpi.agent.parameters.iter().any(|known| name == known)
                 }
+                _ => false,
+            };
+            if let (true, Some(agent)) = (is_agent, item.values.last()) {
+                out.agent = Some(agent.to_string_lossy().into_owned());
+                out.args.extend(item.with_last(means.wrapper.as_os_str()));
+            } else if let Some(theirs) = item.assigned(PRELOAD) {
+                out.ranks_have_preload = true;
+                let both = preload::joined(means.library, Some(theirs));
+                out.args.extend(item.with_assigned(&both));
+            } else {
+                out.args.extend_from_slice(item.words);
             }
         }
         out
-    }
-
-    /// Takes over the value of an option, or puts the wrapper in its place if it is the agent.
-    fn value(&mut self, is_agent: bool, value: Option<&OsString>, wrapper: &Path) {
-        let Some(value) = value else { return };
-        if is_agent {
-            self.agent = Some(value.to_string_lossy().into_owned());
-            self.args.push(wrapper.into());
-        } else {
-            self.args.push(value.clone());
-        }
-    }
-
-    /// Both libraries.
-    fn joined(&mut self, library: &Path, theirs: &OsStr) -> String {
-        self.ranks_have_preload = true;
-        preload::joined(library, Some(theirs))
     }
 }
 
 impl Starters {
     /// The way in which the launcher will start daemons, if that is by an agent.
-    fn chosen(&self, args: &[OsString]) -> Option<String> {
-        let after = |two: &[OsString]| {
-            let ours = two[0].to_str().is_some_and(|w| self.options.contains(&w));
-            ours.then(|| two[1].to_string_lossy().into_owned())
-        };
-        let set = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
-        let named = args.windows(2).find_map(after);
-        let named = named.or_else(|| self.variables.iter().find_map(set));
-        match named {
-            Some(name) => self.by_agent.contains(&name.as_str()).then_some(name),
-            None if self.batch.iter().any(|name| set(name).is_some()) => None,
-            None => Some(self.by_agent[0].to_owned()),
+    fn chosen(&self, given: &Given<'_>, means: &Means<'_>) -> Option<String> {
+        let set = |name: &&str| means.set(name);
+        let named = given.value(Role::Starter);
+        if let Some(name) = named.or_else(|| self.variables.iter().find_map(set)) {
+            return self.by_agent.contains(&name.as_str()).then_some(name);
         }
+        let manager = given.value(Role::Manager).or_else(|| set(&self.manager));
+        let is_batch = |batch: &BatchSystem| match &manager {
+            Some(name) => name == batch.name,
+            None => batch.is_present(means.variable),
+        };
+        (!self.batch.iter().any(is_batch)).then(|| self.by_agent[0].to_owned())
+    }
+}
+
+impl BatchSystem {
+    fn is_present(&self, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
+        let any = |names: &&[&str]| names.iter().any(|name| variable(name).is_some());
+        self.needs.iter().all(any)
     }
 }
 
 impl AgentChoice {
-    fn in_environment(&self) -> Option<String> {
-        let mut set = self.variables.iter().filter_map(|name| env::var(name).ok());
-        set.find(|value| !value.is_empty())
-    }
-
     fn in_files(&self, launcher: &Path) -> Option<String> {
-        let (_, parameters) = self.parameters;
         self.parameter_files(launcher)
             .iter()
             .filter_map(|file| fs::read_to_string(file).ok())
-            .find_map(|text| agent_in(&text, parameters))
+            .find_map(|text| agent_in(&text, self.parameters))
     }
 
     /// Files in which the agent can be chosen, highest priority first.
@@ -210,10 +216,23 @@ mod tests {
     const OMPI5: &str = "(Open MPI) 5.0.11";
     const HYDRA: &str = "HYDRA build details:";
 
+    fn words(text: &[&str]) -> Vec<OsString> {
+        text.iter().map(OsString::from).collect()
+    }
+
+    fn means(variable: &dyn Fn(&str) -> Option<OsString>) -> Means<'_> {
+        Means {
+            launcher: Path::new("/usr/bin/mpirun"),
+            library: Path::new(LIB),
+            wrapper: Path::new(WRAPPER),
+            variable,
+        }
+    }
+
     fn rewrite(version: &str, args: &[&str]) -> (Vec<String>, Option<String>, bool) {
-        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        let args = words(args);
         let mpi = mpis::of_version(version).unwrap();
-        let r = Rewritten::of(mpi, &args, Path::new(LIB), Path::new(WRAPPER));
+        let r = Rewritten::of(mpi, &mpi.syntax.read(&args), &means(&|_| None));
         let text = r
             .args
             .into_iter()
@@ -264,16 +283,28 @@ mod tests {
         assert!(preload);
     }
 
+    fn prepared_with(
+        version: &str,
+        args: &[&str],
+        file: &[&str],
+        vars: &[(&str, &str)],
+    ) -> Result<PreparedCommand, CliError> {
+        let mpi = mpis::of_version(version).unwrap();
+        let given = Given {
+            syntax: &mpi.syntax,
+            args: &words(args),
+            in_file: words(file),
+        };
+        let variable = |name: &str| {
+            let set = vars.iter().find(|(known, _)| *known == name);
+            set.map(|(_, value)| value.into())
+        };
+        let exported = [("LD_PRELOAD", LIB), ("SLIM_EVENTS", "/e v")];
+        prepare(mpi, &given, &exported, &means(&variable))
+    }
+
     fn prepared(version: &str, args: &[&str]) -> PreparedCommand {
-        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
-        prepare(
-            mpis::of_version(version).unwrap(),
-            Path::new("/usr/bin/mpirun"),
-            &args,
-            &[("LD_PRELOAD", LIB), ("SLIM_EVENTS", "/e v")],
-            Path::new(LIB),
-            Path::new(WRAPPER),
-        )
+        prepared_with(version, args, &[], &[]).unwrap()
     }
 
     #[test]
@@ -290,17 +321,89 @@ mod tests {
         assert_eq!(p.args[..6], front);
         assert_eq!(p.args[6..], ["-n", "2", "prog"]);
         assert_eq!(p.set[0], ("HYDRA_LAUNCHER_EXEC".into(), WRAPPER.into()));
-        assert_eq!(p.set[1], (AGENT_VARIABLE.into(), "ssh".into()));
+        assert_eq!(p.set[1], (AGENT_VARIABLE.into(), "=ssh".into()));
     }
 
     #[test]
     fn only_starters_that_use_an_agent_get_the_wrapper() {
         let p = prepared(HYDRA, &["-launcher", "rsh", "prog"]);
-        assert_eq!(p.set[1].1, "rsh");
+        assert_eq!(p.set[1].1, "=rsh");
         for other in ["fork", "slurm"] {
             let p = prepared(HYDRA, &["-bootstrap", other, "prog"]);
             assert_eq!(p.set, [], "{other}");
         }
+    }
+
+    #[test]
+    fn the_programs_own_arguments_stay_as_they_are() {
+        let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+        for (version, line) in [
+            (HYDRA, "-n 1 echo -launcher-exec foo -genv LD_PRELOAD /y"),
+            (HYDRA, "-l prog -bootstrap-exec foo"),
+            (
+                HYDRA,
+                "-n 1 prog -env LD_PRELOAD=/y : -n 1 prog -genv LD_PRELOAD /y",
+            ),
+            (HYDRA, "-no-such-option prog -genv LD_PRELOAD /y"),
+            (OMPI4, "-n 1 prog -x LD_PRELOAD=/y --mca plm_rsh_agent foo"),
+            (OMPI4, "--bind-to none -q prog -x LD_PRELOAD=/y"),
+            (
+                OMPI4,
+                "--mca a b prog -x LD_PRELOAD=/y : prog -x LD_PRELOAD=/y",
+            ),
+            (OMPI4, "-n 1 -- prog -x LD_PRELOAD=/y"),
+            (OMPI5, "--map-by=node prog -x LD_PRELOAD=/y"),
+            (OMPI5, "--display map prog --prtemca plm_ssh_agent foo"),
+            (OMPI5, "--no-such-option prog -x LD_PRELOAD=/y"),
+        ] {
+            let given = words(line);
+            let given: Vec<&str> = given.iter().map(String::as_str).collect();
+            let (args, agent, preload) = rewrite(version, &given);
+            assert_eq!(args, given, "{line}");
+            assert_eq!((agent, preload), (None, false), "{line}");
+        }
+        let p = prepared(HYDRA, &["-n", "1", "prog", "-launcher", "fork"]);
+        assert_eq!(p.set.len(), 2, "{p:?}");
+    }
+
+    #[test]
+    fn hydras_other_ways_to_write_an_option_are_understood() {
+        for variable in [
+            "-genv A=1",
+            "-env A=1",
+            "-genv=A=1",
+            "-genv=A 1",
+            "--GENV A 1",
+        ] {
+            let line = format!("{variable} -launcher-exec /a -n 2 prog");
+            let given: Vec<&str> = line.split(' ').collect();
+            let (args, agent, _) = rewrite(HYDRA, &given);
+            assert_eq!(args.join(" "), line.replace("/a", WRAPPER));
+            assert_eq!(agent.as_deref(), Some("/a"), "{line}");
+        }
+        let (args, agent, _) = rewrite(HYDRA, &["-launcher-exec=/a", "prog"]);
+        assert_eq!(args, ["-launcher-exec", WRAPPER, "prog"]);
+        assert_eq!(agent.as_deref(), Some("/a"));
+        for (line, starter) in [
+            ("-launcher=rsh prog", "rsh"),
+            ("-BOOTSTRAP rsh prog", "rsh"),
+        ] {
+            let given: Vec<&str> = line.split(' ').collect();
+            let set = prepared(HYDRA, &given).set;
+            assert!(set[1].1.to_str().unwrap().ends_with(starter), "{set:?}");
+        }
+        assert_eq!(prepared(HYDRA, &["-launcher=fork", "prog"]).set, []);
+    }
+
+    #[test]
+    fn a_preload_in_one_word_is_joined_to_ours() {
+        let both = format!("LD_PRELOAD={LIB}:/t.so");
+        for option in ["-genv", "-env", "--env"] {
+            let (args, _, _) = rewrite(HYDRA, &[option, "LD_PRELOAD=/t.so", "p"]);
+            assert_eq!(args, [option, &both, "p"]);
+        }
+        let (args, _, _) = rewrite(HYDRA, &["-genv=LD_PRELOAD=/t.so", "p"]);
+        assert_eq!(args, ["-genv", &both, "p"]);
     }
 
     #[test]

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 use slim_core::config::{Config, VARIABLES};
 
-use super::mpis::HostOptions;
+use super::line::{Given, Item, Role};
 use crate::settings::Settings;
 
 const PEERS: &str = "SLIM_PEERS";
@@ -29,10 +29,11 @@ const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 /// Most hosts of a list; a longer one is a mistake.
 const MOST: usize = 1 << 16;
 
-/// The hosts on which a launcher with these options would start processes with these arguments, as far as known.
-pub fn of_job(options: &HostOptions, args: &[OsString]) -> BTreeSet<String> {
-    let mut found = of_arguments(options, args);
-    for name in options.variables.iter().chain(&FILE_VARIABLES) {
+/// The hosts on which a launcher that is given this would start processes, as far as known. `variables` may name files with hosts.
+pub fn of_job(given: &Given<'_>, variables: &[&str]) -> BTreeSet<String> {
+    let mut found = of_options(&given.line());
+    found.append(&mut of_options(&given.file()));
+    for name in variables.iter().chain(&FILE_VARIABLES) {
         found.extend(env::var_os(name).iter().flat_map(|file| in_file(file)));
     }
     for name in LIST_VARIABLES {
@@ -41,32 +42,15 @@ pub fn of_job(options: &HostOptions, args: &[OsString]) -> BTreeSet<String> {
     found
 }
 
-fn of_arguments(options: &HostOptions, args: &[OsString]) -> BTreeSet<String> {
+fn of_options(items: &[Item<'_>]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    let mut rest = args.iter();
-    while let Some(arg) = rest.next() {
-        let Some(arg) = arg.to_str() else { continue };
-        let (name, value) = match arg.split_once('=') {
-            Some((name, value)) if name.starts_with("--") => (name, Some(OsString::from(value))),
-            _ => (arg, None),
-        };
-        let has_value = value.is_some();
-        let mut value = || value.clone().or_else(|| rest.next().cloned());
-        if options.lists.contains(&name) {
-            let list = value().unwrap_or_default();
-            let list = list.to_string_lossy();
-            found.extend(list.split(',').filter_map(host));
-        } else if options.files.contains(&name) {
-            found.extend(in_file(&value().unwrap_or_default()));
-        } else if options.pairs.contains(&name) {
-            rest.nth(1);
-        } else if name.starts_with('-') {
-            if !has_value && !options.flags.contains(&name) {
-                rest.next();
+    for item in items {
+        match (item.role, item.values.first()) {
+            (Some(Role::Hosts), Some(list)) => {
+                found.extend(list.to_string_lossy().split(',').filter_map(host));
             }
-        } else {
-            // The program: its arguments are skipped. Another program may follow `:`.
-            rest.by_ref().find(|arg| *arg == ":");
+            (Some(Role::HostFile), Some(file)) => found.extend(in_file(file)),
+            _ => {}
         }
     }
     found
@@ -171,6 +155,8 @@ fn own_towards(ip: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::super::mpis;
     use super::*;
 
@@ -179,11 +165,9 @@ mod tests {
     }
 
     fn of_with(version: &str, args: &[&str]) -> BTreeSet<String> {
-        let options = &mpis::of_version(version).unwrap().hosts;
-        of_arguments(
-            options,
-            &args.iter().map(OsString::from).collect::<Vec<_>>(),
-        )
+        let syntax = &mpis::of_version(version).unwrap().syntax;
+        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        of_options(&syntax.read(&args))
     }
 
     fn of(args: &[&str]) -> BTreeSet<String> {
@@ -198,6 +182,34 @@ mod tests {
     }
 
     #[test]
+    fn hosts_are_found_behind_every_option_of_hydra() {
+        for before in [
+            "-genv A=1",
+            "-env A=1",
+            "--verbose",
+            "--prepend-rank",
+            "--genvall",
+            "-enable-hostname-propagation",
+            "-hybrid-hosts",
+            "-pmi_args 1 2 3 4",
+            "-rankmap (vector,1)",
+            "-order-nodes up",
+        ] {
+            let line = format!("{before} -hosts a,b prog -hosts x");
+            let args: Vec<_> = line.split(' ').collect();
+            assert_eq!(of_with("HYDRA build details:", &args), set(["a", "b"]));
+        }
+        for line in [
+            "-hosts=a,b prog",
+            "--HOSTS a,b prog",
+            "-machinelist a,b prog",
+        ] {
+            let args: Vec<_> = line.split(' ').collect();
+            assert_eq!(of_with("HYDRA build details:", &args), set(["a", "b"]));
+        }
+    }
+
+    #[test]
     fn hosts_are_found_in_options_and_files_of_mpirun() {
         assert_eq!(of(&["-n", "2", "prog"]), set([]));
         // The program's own arguments do not count.
@@ -209,7 +221,9 @@ mod tests {
             of(&["--host", "192.0.2.1:4,2001:db8::1,+n0"]),
             set(["192.0.2.1", "2001:db8::1"])
         );
-        assert_eq!(of(&["--host=[2001:db8::1]:2"]), set(["2001:db8::1"]));
+        for host in ["--host=[2001:db8::1]:2", "-host=2001:db8::1"] {
+            assert_eq!(of_with("(Open MPI) 5.0.11", &[host]), set(["2001:db8::1"]));
+        }
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         fs::write(path, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();

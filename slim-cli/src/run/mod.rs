@@ -5,9 +5,12 @@ pub mod budgets;
 mod carry;
 pub mod component;
 pub mod hosts;
+mod hydra;
 pub mod launcher;
+mod line;
 pub mod mpis;
 mod openmpi;
+mod option_file;
 pub mod preload;
 mod relay;
 pub mod watch;
@@ -26,7 +29,9 @@ use crate::agent;
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
+use carry::Means;
 use launcher::Launcher;
+use line::Given;
 use mpis::OpenMpi;
 
 /// Run a command, for instance mpirun, under SLIM.
@@ -148,16 +153,30 @@ impl RunPlan {
             }
             Launcher::Of(mpi) => {
                 refuse_visible_key(&settings)?;
-                hosts::make_peers(&mut settings, hosts::of_job(&mpi.hosts, args));
+                let variable = |name: &str| env::var_os(name);
+                let given = Given {
+                    syntax: &mpi.syntax,
+                    args,
+                    in_file: mpi.options_in_file(&plan.program, args, &variable),
+                };
+                hosts::make_peers(&mut settings, hosts::of_job(&given, mpi.host_files));
                 let mut exported = vec![("LD_PRELOAD", joined.as_str())];
                 exported.extend(settings.iter());
-                let wrapper = wrapper()?;
-                let ready = carry::prepare(mpi, &plan.program, args, &exported, &library, &wrapper);
+                let means = Means {
+                    launcher: &plan.program,
+                    library: &library,
+                    wrapper: &wrapper()?,
+                    variable: &variable,
+                };
+                let ready = carry::prepare(mpi, &given, &exported, &means)?;
                 plan.args = ready.args;
                 plan.set.extend(ready.set);
                 plan.unset.extend(ready.unset);
                 match mpi.open_mpi {
-                    Some(version) => plan.open_mpi(version, options, &settings, &config),
+                    Some(version) => {
+                        let args = mpi.syntax.own(args);
+                        plan.open_mpi(version, &args, options.btl, &settings, &config);
+                    }
                     None if options.btl => {
                         let why = format!("this is {}", mpi.name);
                         plan.notes.push(without_component(&why));
@@ -171,16 +190,16 @@ impl RunPlan {
         Ok(plan)
     }
 
-    /// Adds what only Open MPI has: the native component, and a witness.
+    /// Adds what only Open MPI has: the native component, and a witness. `args` are the options of `mpirun` alone.
     fn open_mpi(
         &mut self,
         version: OpenMpi,
-        options: &RunOptions,
+        args: &[OsString],
+        btl: bool,
         settings: &Settings,
         config: &Config,
     ) {
-        let args = &options.command[1..];
-        if options.btl {
+        if btl {
             match component::arguments(version, &self.program, args) {
                 Ok(mut front) => {
                     front.extend(["-x", watch::WATCH_VARIABLE].map(Into::into));

@@ -3,6 +3,10 @@
 //! A launcher starts daemons on other hosts through an agent (ssh, or what the user chose), which carries no environment. So it gets
 //! the wrapper `slim-rsh-agent` as its agent (see [`crate::agent`]), and the wrapper calls the agent of the user.
 
+use super::hydra::MPICH;
+use super::line::{Role, Syntax};
+use super::openmpi::{OPEN_MPI_4, OPEN_MPI_5, PRRTE};
+
 /// A kind of launcher.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MpiEntry {
@@ -14,12 +18,16 @@ pub struct MpiEntry {
     pub majors: &'static [u32],
     /// Set for Open MPI, which has parameters (MCA), a native component and recovery.
     pub open_mpi: Option<OpenMpi>,
-    /// How ranks get variables.
-    pub export: Export,
+    /// Its options.
+    pub syntax: Syntax,
+    /// The option by which all ranks get a variable, and how the variable follows: [`Role::Export`] or [`Role::Assign`].
+    pub export: (&'static str, Role),
     /// How remote daemons are started.
     pub agent: AgentChoice,
-    /// Where the hosts of the job are named.
-    pub hosts: HostOptions,
+    /// Variables with the name of a file with a list of hosts.
+    pub host_files: &'static [&'static str],
+    /// The file with options that it reads after the command line.
+    pub option_file: Option<OptionFile>,
 }
 
 /// The Open MPI series that differ.
@@ -31,226 +39,58 @@ pub enum OpenMpi {
     V5,
 }
 
-/// How the launcher is told which variables the ranks get.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Export {
-    /// The option is followed by the name of a variable of the launcher, or by `NAME=VALUE`.
-    Names(&'static [&'static str]),
-    /// The option is followed by the name and by the value.
-    Values(&'static [&'static str]),
-}
-
 /// How the user chooses the agent that starts daemons on other hosts.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AgentChoice {
-    /// Options with the agent as their value.
-    pub options: &'static [&'static str],
-    /// Options that set the parameter named next, and the parameters that name the agent.
-    pub parameters: (&'static [&'static str], &'static [&'static str]),
+    /// The parameters that name the agent.
+    pub parameters: &'static [&'static str],
     /// Variables; `slim run` sets the first.
     pub variables: &'static [&'static str],
     /// Files with parameters: below the user's home, and in the directories for the system's.
     pub files: Option<(&'static str, &'static str)>,
     /// The other ways to start daemons, if there are any.
     pub starters: Option<Starters>,
-    /// The agent if none is chosen, in the syntax of [`crate::agent::AGENT_VARIABLE`].
+    /// The agent is one program, whose name may have blanks and colons. Otherwise it is as in
+    /// [`crate::agent::AGENT_VARIABLE`]: programs with arguments.
+    pub is_one_word: bool,
+    /// The agent if none is chosen.
     pub default: &'static str,
 }
 
 /// The ways in which a launcher can start daemons, if there are others than by an agent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Starters {
-    /// Options with the way as their value.
-    pub options: &'static [&'static str],
-    /// Variables with it.
+    /// Variables with the way.
     pub variables: &'static [&'static str],
     /// Those that use an agent, which has the same name. All others carry the environment.
     pub by_agent: &'static [&'static str],
-    /// Variables of batch systems, which start the daemons unless the user chooses something else.
-    pub batch: &'static [&'static str],
+    /// The variable with the name of the resource manager.
+    pub manager: &'static str,
+    /// The resource managers that start the daemons unless the user chooses something else.
+    pub batch: &'static [BatchSystem],
 }
 
-/// Options of the command line, to find the hosts of the job in it. The word after an option that is not listed here is its value.
+/// A batch system, which is the resource manager if the user chooses none.
 #[derive(Debug, PartialEq, Eq)]
-pub struct HostOptions {
-    /// Options with a list of hosts.
-    pub lists: &'static [&'static str],
-    /// Options with the name of a file with a list of hosts.
-    pub files: &'static [&'static str],
-    /// Variables with the name of such a file.
-    pub variables: &'static [&'static str],
-    /// Options with two values.
-    pub pairs: &'static [&'static str],
-    /// Common options without a value; the next word may be the program.
-    pub flags: &'static [&'static str],
+pub struct BatchSystem {
+    /// Its name as a resource manager.
+    pub name: &'static str,
+    /// It is recognised if of each of these a variable is set.
+    pub needs: &'static [&'static [&'static str]],
 }
 
-const OPEN_MPI_4: MpiEntry = MpiEntry {
-    name: "Open MPI 4",
-    // It calls itself OpenRTE unless it is started under the name mpirun.
-    marks: &["(Open MPI)", "(OpenRTE)"],
-    majors: &[4],
-    open_mpi: Some(OpenMpi::V4),
-    export: Export::Names(&["-x", "--x"]),
-    agent: AgentChoice {
-        options: &[],
-        parameters: (
-            &["--mca", "-mca", "--gmca", "-gmca"],
-            &["plm_rsh_agent", "orte_rsh_agent", "pls_rsh_agent"],
-        ),
-        variables: &[
-            "OMPI_MCA_plm_rsh_agent",
-            "OMPI_MCA_orte_rsh_agent",
-            "OMPI_MCA_pls_rsh_agent",
-        ],
-        files: Some((".openmpi/mca-params.conf", "openmpi-mca-params.conf")),
-        starters: None,
-        default: "ssh : rsh",
-    },
-    hosts: OPEN_MPI_HOSTS,
-};
-
-const OPEN_MPI_5: MpiEntry = MpiEntry {
-    name: "Open MPI 5",
-    marks: &["(Open MPI)", "(OpenRTE)"],
-    majors: &[5],
-    open_mpi: Some(OpenMpi::V5),
-    export: Export::Names(&["-x", "--x"]),
-    agent: AgentChoice {
-        options: &[],
-        parameters: (
-            &["--mca", "-mca", "--gmca", "-gmca", "--prtemca", "-prtemca"],
-            &["plm_ssh_agent", "plm_rsh_agent"],
-        ),
-        variables: &["PRTE_MCA_plm_ssh_agent"],
-        files: Some((".prte/mca-params.conf", "prte-mca-params.conf")),
-        starters: None,
-        default: "ssh : rsh",
-    },
-    hosts: OPEN_MPI_HOSTS,
-};
-
-/// `prterun`, the launcher of Open MPI 5 under its own name.
-const PRRTE: MpiEntry = MpiEntry {
-    name: "PRRTE",
-    marks: &["(PRRTE)"],
-    majors: &[],
-    ..OPEN_MPI_5
-};
-
-const OPEN_MPI_HOSTS: HostOptions = HostOptions {
-    lists: &["-H", "-host", "--host"],
-    files: &[
-        "-hostfile",
-        "--hostfile",
-        "-machinefile",
-        "--machinefile",
-        "--default-hostfile",
-    ],
-    variables: &[
-        "OMPI_MCA_orte_default_hostfile",
-        "PRTE_MCA_prte_default_hostfile",
-    ],
-    pairs: &[
-        "-mca",
-        "--mca",
-        "-gmca",
-        "--gmca",
-        "-prtemca",
-        "--prtemca",
-        "-pmixmca",
-        "--pmixmca",
-    ],
-    flags: &[
-        "-q",
-        "-v",
-        "-d",
-        "--quiet",
-        "--verbose",
-        "--oversubscribe",
-        "-oversubscribe",
-        "--nooversubscribe",
-        "--allow-run-as-root",
-        "--report-bindings",
-        "-report-bindings",
-        "--display-map",
-        "--display-allocation",
-        "--tag-output",
-        "--timestamp-output",
-        "--use-hwthread-cpus",
-        "--bynode",
-        "--byslot",
-        "--nolocal",
-        "-nolocal",
-        "--enable-recovery",
-        "--do-not-launch",
-    ],
-};
-
-/// MPICH's launcher, hydra.
-const MPICH: MpiEntry = MpiEntry {
-    name: "MPICH",
-    marks: &["HYDRA build details:"],
-    majors: &[],
-    open_mpi: None,
-    export: Export::Values(&["-genv", "--genv", "-env", "--env"]),
-    agent: AgentChoice {
-        options: &[
-            "-launcher-exec",
-            "--launcher-exec",
-            "-bootstrap-exec",
-            "--bootstrap-exec",
-        ],
-        parameters: (&[], &[]),
-        variables: &["HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"],
-        files: None,
-        starters: Some(Starters {
-            options: &["-launcher", "--launcher", "-bootstrap", "--bootstrap"],
-            variables: &["HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"],
-            by_agent: &["ssh", "rsh"],
-            batch: &[
-                "SLURM_JOBID",
-                "SLURM_JOB_ID",
-                "LSB_MCPU_HOSTS",
-                "PE_HOSTFILE",
-                "LOADL_HOSTFILE",
-            ],
-        }),
-        default: "ssh",
-    },
-    hosts: HostOptions {
-        lists: &["-hosts", "--hosts", "-host", "--host"],
-        files: &[
-            "-f",
-            "--f",
-            "-hostfile",
-            "--hostfile",
-            "-machinefile",
-            "--machinefile",
-        ],
-        variables: &["HYDRA_HOST_FILE"],
-        pairs: &["-genv", "--genv", "-env", "--env"],
-        flags: &[
-            "-genvall",
-            "-genvnone",
-            "-envall",
-            "-envnone",
-            "-enable-x",
-            "-disable-x",
-            "-v",
-            "-verbose",
-            "-info",
-            "-l",
-            "-prepend-rank",
-            "-print-all-exitcodes",
-            "-profile",
-            "-disable-auto-cleanup",
-            "-disable-hostname-propagation",
-            "-skip-launch-node",
-            "-pmi-port",
-        ],
-    },
-};
+/// A file with options. The first that can be opened is read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OptionFile {
+    /// The variable that names it.
+    pub variable: &'static str,
+    /// Its path below the user's home.
+    pub user: &'static str,
+    /// The end of the path that the launcher has in its program file.
+    pub system: &'static str,
+    /// The option with the agent, which the file may have as well.
+    pub agent: &'static str,
+}
 
 /// All of them. The first whose mark and version fit is taken.
 pub const ALL: [&MpiEntry; 4] = [&OPEN_MPI_4, &OPEN_MPI_5, &PRRTE, &MPICH];

@@ -1,0 +1,223 @@
+//! The command line of a launcher: its own options, and where each program with its arguments is.
+//!
+//! What belongs to a program is neither read nor changed. So the table of an MPI has every option of its launcher, with its number
+//! of values. Launchers refuse options that they do not know; here such an option and what follows it count as a program's.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::slice;
+
+/// The meaning of an option for `slim run`, which also says how many values it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The agent that starts daemons.
+    Agent,
+    /// A variable for the ranks, as `NAME VALUE` or as `NAME=VALUE`.
+    Assign,
+    /// A variable for the ranks, as `NAME` or as `NAME=VALUE`.
+    Export,
+    /// Nothing; it has no value.
+    Flag,
+    /// A file with a list of hosts.
+    HostFile,
+    /// A list of hosts.
+    Hosts,
+    /// The resource manager.
+    Manager,
+    /// A file with further options.
+    OptionFile,
+    /// A parameter: its name and its value.
+    Parameter,
+    /// The way to start daemons.
+    Starter,
+    /// Nothing; it has this many values.
+    Values(usize),
+}
+
+impl Role {
+    /// The number of values, the first of which may be known.
+    fn count(self, first: Option<&OsStr>) -> usize {
+        match self {
+            Self::Flag => 0,
+            Self::Assign if first.is_some_and(|word| word.as_bytes().contains(&b'=')) => 1,
+            Self::Assign | Self::Parameter => 2,
+            Self::Values(count) => count,
+            _ => 1,
+        }
+    }
+}
+
+/// The options of a launcher.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Syntax {
+    /// Every option, without dashes.
+    pub options: &'static [(Role, &'static [&'static str])],
+    /// Capital letters are the same as small ones.
+    pub ignores_case: bool,
+    /// The beginning of a name is enough, as in `getopt_long`.
+    pub abbreviates: bool,
+}
+
+/// A part of a command line.
+#[derive(Debug)]
+pub struct Item<'a> {
+    /// Set for an option; none for a program with its arguments, up to `:` and with it.
+    pub role: Option<Role>,
+    /// The words as they were given.
+    pub words: &'a [OsString],
+    /// The values of an option. The first may be in the same word, behind `=`.
+    pub values: Vec<&'a OsStr>,
+}
+
+impl Syntax {
+    /// The parts of a command line.
+    pub fn read<'a>(&self, args: &'a [OsString]) -> Vec<Item<'a>> {
+        let mut items = Vec::new();
+        let mut rest = args;
+        while !rest.is_empty() {
+            let item = self.option(rest).unwrap_or_else(|| Item::program(rest));
+            rest = &rest[item.words.len()..];
+            items.push(item);
+        }
+        items
+    }
+
+    /// The words of the launcher's own options.
+    pub fn own(&self, args: &[OsString]) -> Vec<OsString> {
+        let options = self.read(args).into_iter().filter(|i| i.role.is_some());
+        options.flat_map(|item| item.words.to_vec()).collect()
+    }
+
+    /// The option that begins with the first word, if it is one and has all its values.
+    fn option<'a>(&self, args: &'a [OsString]) -> Option<Item<'a>> {
+        let (name, value) = split(without_dashes(&args[0])?);
+        let role = self.role(name)?;
+        let mut values: Vec<&OsStr> = value.into_iter().collect();
+        let mut more = args[1..].iter();
+        while values.len() < role.count(values.first().copied()) {
+            values.push(more.next()?);
+        }
+        let unexpected = role == Role::Flag && value.is_some();
+        (!unexpected).then(|| Item {
+            role: Some(role),
+            words: &args[..args.len() - more.len()],
+            values,
+        })
+    }
+
+    fn role(&self, name: &OsStr) -> Option<Role> {
+        let name = name.to_str().filter(|name| !name.is_empty())?;
+        let all = |matches: &dyn Fn(&str) -> bool| -> Option<Role> {
+            let with =
+                |(role, names): &(Role, &[&str])| names.iter().any(|n| matches(n)).then_some(*role);
+            let mut roles = self.options.iter().filter_map(with);
+            let role = roles.next()?;
+            roles.all(|other| other == role).then_some(role)
+        };
+        if self.ignores_case {
+            return all(&|known| known.eq_ignore_ascii_case(name));
+        }
+        let exact = all(&|known| known == name);
+        exact.or_else(|| {
+            self.abbreviates
+                .then(|| all(&|known| known.starts_with(name)))?
+        })
+    }
+}
+
+impl<'a> Item<'a> {
+    fn program(args: &'a [OsString]) -> Self {
+        let colon = args.iter().position(|word| word == ":");
+        Self {
+            role: None,
+            words: &args[..colon.map_or(args.len(), |at| at + 1)],
+            values: Vec::new(),
+        }
+    }
+
+    /// The value that the option gives to this variable of the ranks.
+    pub fn assigned(&self, name: &str) -> Option<&'a OsStr> {
+        match (self.role?, self.values.as_slice()) {
+            (Role::Assign, [variable, value]) => (*variable == name).then_some(*value),
+            (Role::Assign | Role::Export, [pair]) => {
+                let (variable, value) = split(pair);
+                value.filter(|_| variable == name)
+            }
+            _ => None,
+        }
+    }
+
+    /// The option with another last value.
+    pub fn with_last(&self, last: &OsStr) -> Vec<OsString> {
+        let (option, _) = split(&self.words[0]);
+        let (_, front) = self.values.split_last().unwrap_or((&last, &[]));
+        let words = [&[option], front, slice::from_ref(&last)].concat();
+        words.into_iter().map(OsStr::to_owned).collect()
+    }
+
+    /// The option with another value for the variable of the ranks that it sets.
+    pub fn with_assigned(&self, value: &str) -> Vec<OsString> {
+        match self.values.as_slice() {
+            [pair] => {
+                let mut pair = split(pair).0.to_owned();
+                pair.push("=");
+                pair.push(value);
+                self.with_last(&pair)
+            }
+            _ => self.with_last(value.as_ref()),
+        }
+    }
+}
+
+/// A command line, and the file with further options that the launcher reads after it.
+#[derive(Debug)]
+pub struct Given<'a> {
+    /// The options of the launcher.
+    pub syntax: &'a Syntax,
+    /// The command line.
+    pub args: &'a [OsString],
+    /// The words of the file.
+    pub in_file: Vec<OsString>,
+}
+
+impl Given<'_> {
+    /// The parts of the command line.
+    pub fn line(&self) -> Vec<Item<'_>> {
+        self.syntax.read(self.args)
+    }
+
+    /// The parts of the file.
+    pub fn file(&self) -> Vec<Item<'_>> {
+        self.syntax.read(&self.in_file)
+    }
+
+    /// The value of the option with this role. The command line comes before the file.
+    pub fn value(&self, role: Role) -> Option<String> {
+        value_of(&self.line(), role).or_else(|| value_of(&self.file(), role))
+    }
+}
+
+/// The value of the first option with this role.
+pub fn value_of(items: &[Item<'_>], role: Role) -> Option<String> {
+    let option = items.iter().find(|item| item.role == Some(role))?;
+    Some(option.values.first()?.to_string_lossy().into_owned())
+}
+
+/// `NAME=VALUE` as both parts.
+fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
+    let bytes = word.as_bytes();
+    match bytes.iter().position(|byte| *byte == b'=') {
+        Some(at) => {
+            let value = OsStr::from_bytes(&bytes[at + 1..]);
+            (OsStr::from_bytes(&bytes[..at]), Some(value))
+        }
+        None => (word, None),
+    }
+}
+
+/// The word without its dashes, if it begins with one.
+fn without_dashes(word: &OsStr) -> Option<&OsStr> {
+    let bytes = word.as_bytes();
+    let dashes = bytes.iter().take_while(|byte| **byte == b'-').count();
+    (dashes > 0).then(|| OsStr::from_bytes(&bytes[dashes..]))
+}
