@@ -407,6 +407,101 @@ mod tests {
     }
 
     #[test]
+    fn the_resource_manager_decides_as_in_hydra() {
+        const SLURM: &[(&str, &str)] = &[
+            ("SLURM_NODELIST", "a"),
+            ("SLURM_JOB_NUM_NODES", "1"),
+            ("SLURM_TASKS_PER_NODE", "1"),
+        ];
+        const SGE: &[(&str, &str)] = &[("SGE_ROOT", "/"), ("ARC", "x"), ("PE_HOSTFILE", "/f")];
+        const LSF: &[(&str, &str)] = &[("LSF_BINDIR", "/"), ("LSB_MCPU_HOSTS", "a 1")];
+        const LL: &[(&str, &str)] = &[("LOADL_HOSTFILE", "/f"), ("MP_CHILD", "0")];
+        for (line, vars, by_agent) in [
+            ("p", SLURM, false),
+            ("p", &SLURM[..2], true),
+            ("p", &[("SLURM_JOBID", "4"), ("SLURM_JOB_ID", "4")], true),
+            ("p", SGE, false),
+            ("p", &SGE[1..], true),
+            ("p", LSF, false),
+            ("p", &LSF[1..], true),
+            ("p", LL, false),
+            ("p", &LL[..1], true),
+            (
+                "p",
+                &[("PBS_NODEFILE", "/f"), ("COBALT_NODEFILE", "/f")],
+                true,
+            ),
+            ("-rmk slurm p", &[], false),
+            ("-rmk=lsf p", &[], false),
+            ("-rmk pbs p", &[], true),
+            ("-rmk user p", SLURM, true),
+            ("p", &[("HYDRA_RMK", "slurm")], false),
+            ("-rmk user p", &[("HYDRA_RMK", "slurm")], true),
+            ("p -rmk slurm", &[], true),
+            ("-launcher ssh p", SLURM, true),
+            ("-launcher ssh -rmk slurm p", &[], true),
+            (
+                "p",
+                &[("HYDRA_BOOTSTRAP", "ssh"), ("HYDRA_RMK", "slurm")],
+                true,
+            ),
+            ("-rmk user p", &[("HYDRA_LAUNCHER", "slurm")], false),
+        ] {
+            let line_words: Vec<_> = line.split(' ').collect();
+            let p = prepared_with(HYDRA, &line_words, &[], vars).unwrap();
+            assert_eq!(!p.set.is_empty(), by_agent, "{line} {vars:?}");
+        }
+    }
+
+    #[test]
+    fn options_in_hydras_file_count_after_those_of_the_line() {
+        let env = [("HYDRA_LAUNCHER_EXEC", "/e")];
+        let with = |line: &[&str], file: &[&str]| prepared_with(HYDRA, line, file, &env).unwrap();
+        let agent_of = |p: &PreparedCommand| p.set[1].1.clone();
+
+        let p = with(&["p"], &["-launcher-exec", "/f"]);
+        assert_eq!(p.args[6..], ["-launcher-exec", WRAPPER, "p"]);
+        assert_eq!(agent_of(&p), "=/f");
+        let p = with(&["-launcher-exec", "/l", "p"], &["-launcher-exec", "/f"]);
+        assert_eq!(p.args[6..], ["-launcher-exec", WRAPPER, "p"]);
+        assert_eq!(agent_of(&p), "=/l");
+        let p = with(&["p"], &["-n", "1", "p", "-launcher-exec", "/f"]);
+        assert_eq!(p.args[6..], ["p"]);
+        assert_eq!(agent_of(&p), "=/e");
+
+        assert_eq!(with(&["p"], &["-launcher", "fork"]).set, []);
+        let line = ["-launcher", "rsh", "p"];
+        assert_eq!(with(&line, &["-launcher", "fork"]).set.len(), 2);
+        let file = ["-launcher", "slurm", "-launcher-exec", "/f"];
+        assert_eq!(with(&["p"], &file).args[6..], ["p"]);
+        assert_eq!(with(&["p"], &["-rmk", "slurm"]).set, []);
+
+        let file = ["-n", "1", "-env", "LD_PRELOAD=/t.so", "p"];
+        let refused = prepared_with(HYDRA, &["p"], &file, &[]).unwrap_err();
+        assert_eq!(refused.status(), 2);
+        assert!(
+            refused.to_string().contains("-genv LD_PRELOAD="),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn hydras_agent_is_one_program_and_open_mpis_a_list() {
+        let path = "/a b/c:d/agent -x";
+        let p = prepared(HYDRA, &["-launcher-exec", path, "p"]);
+        assert_eq!(p.set[1].1.to_str().unwrap(), format!("={path}"));
+        let p = prepared(OMPI4, &["--mca", "plm_rsh_agent", "rsh -q : ssh", "p"]);
+        assert_eq!(p.set[1].1, "rsh -q : ssh");
+    }
+
+    #[test]
+    fn a_preload_for_one_program_leaves_that_of_the_others() {
+        let line = ["-env", "LD_PRELOAD", "/t.so", "p", ":", "p"];
+        let p = prepared(HYDRA, &line);
+        assert_eq!(p.args[..3], ["-genv", "LD_PRELOAD", LIB]);
+    }
+
+    #[test]
     fn parameter_files_are_read_as_open_mpi_does() {
         let text = "# plm_rsh_agent = no\nbtl = tcp\n plm_rsh_agent = ssh -q \n";
         assert_eq!(

@@ -221,3 +221,126 @@ fn without_dashes(word: &OsStr) -> Option<&OsStr> {
     let dashes = bytes.iter().take_while(|byte| **byte == b'-').count();
     (dashes > 0).then(|| OsStr::from_bytes(&bytes[dashes..]))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use slim_lab::mpi::{Flavor, Mpi};
+    use slim_lab::skip::skip;
+
+    use super::super::mpis;
+    use super::*;
+
+    const OMPI4: &str = "(Open MPI) 4.1.4";
+    const OMPI5: &str = "(Open MPI) 5.0.11";
+    const HYDRA: &str = "HYDRA build details:";
+
+    fn syntax(version: &str) -> &'static Syntax {
+        &mpis::of_version(version).unwrap().syntax
+    }
+
+    /// The line with `|` between its parts, and `*` before the programs.
+    fn parts(version: &str, line: &str) -> String {
+        let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let text = |item: Item| {
+            let words: Vec<_> = item.words.iter().map(|w| w.to_str().unwrap()).collect();
+            let mark = if item.role.is_none() { "*" } else { "" };
+            format!("{mark}{}", words.join(" "))
+        };
+        let parts: Vec<_> = syntax(version).read(&args).into_iter().map(text).collect();
+        parts.join("|")
+    }
+
+    #[test]
+    fn a_line_is_parted_into_options_and_programs() {
+        for (version, want) in [
+            (
+                HYDRA,
+                "-n 2|-genv A=1|-genv A 1|--GENV=A 1|*p -n 3 :|-np 1|*p",
+            ),
+            (HYDRA, "-genv A=|-l|*p"),
+            (HYDRA, "-n=2|---verbose|*p : x"),
+            (HYDRA, "-l|*-l=3 p"),
+            (OMPI4, "-np 2|--mca a b|-x A|-x A=1|*p -x A :|-H a|*p"),
+            (OMPI4, "-display-topo|*p"),
+            (OMPI4, "-q|*-- p -q"),
+            (OMPI4, "-q|*--tag-outp p -q"),
+            (OMPI5, "--display-topo a|*p"),
+            (OMPI5, "--tag-outp|--prtem a b|*p --tag-output"),
+            (OMPI5, "*-q p"),
+            (OMPI5, "-n 1|*--mca a"),
+        ] {
+            assert_eq!(
+                parts(version, &want.replace('|', " ").replace('*', "")),
+                want
+            );
+        }
+        // The beginning of several options.
+        assert_eq!(parts(OMPI5, "--re p"), "*--re p");
+        assert_eq!(parts(OMPI4, ""), "*");
+    }
+
+    #[test]
+    fn only_own_options_are_kept() {
+        let line = "-n 2 p -x A : --mca a b p --mca c d";
+        let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        assert_eq!(syntax(OMPI5).own(&args), ["-n", "2", "--mca", "a", "b"]);
+    }
+
+    /// The options in a help text: the words that begin with a dash at the beginning of a line, and the values after them.
+    fn options_of_help(text: &str) -> impl Iterator<Item = (&str, usize)> {
+        text.lines().flat_map(|line| {
+            let front = line.trim_start().split("  ").next().unwrap_or_default();
+            let mut words = front.split([' ', '|', '/']);
+            let names: Vec<_> = words.by_ref().take_while(|w| w.starts_with('-')).collect();
+            let values = front.matches("<arg").count();
+            names.into_iter().map(move |name| (name, values))
+        })
+    }
+
+    fn help(test: &str, flavor: Flavor, args: &[&str]) -> Option<String> {
+        match Mpi::find(flavor) {
+            Ok(mpi) => {
+                let output = Command::new(mpi.mpirun()).args(args).output().unwrap();
+                Some(String::from_utf8(output.stdout).unwrap())
+            }
+            Err(reason) => {
+                skip(test, reason);
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn every_option_in_hydras_help_is_known() {
+        for flavor in [Flavor::Mpich4, Flavor::Mpich5] {
+            let text = help("every_option_in_hydras_help_is_known", flavor, &["-help"]);
+            let text = text.unwrap_or_default();
+            let mut count = 0;
+            for (option, _) in options_of_help(&text) {
+                let role = syntax(HYDRA).role(without_dashes(option.as_ref()).unwrap());
+                assert!(role.is_some(), "{option}");
+                count += 1;
+            }
+            assert!(text.is_empty() || count > 40, "{count} options");
+        }
+    }
+
+    #[test]
+    fn every_option_in_mpiruns_help_is_known_with_its_number_of_values() {
+        let test = "every_option_in_mpiruns_help_is_known_with_its_number_of_values";
+        let args = ["--allow-run-as-root", "--help", "full"];
+        let Some(text) = help(test, Flavor::OpenMpi4, &args) else {
+            return;
+        };
+        let mut count = 0;
+        for (option, values) in options_of_help(&text) {
+            let role = syntax(OMPI4).role(without_dashes(option.as_ref()).unwrap());
+            let known = role.map(|role| role.count(None));
+            assert_eq!(known, Some(values), "{option}");
+            count += 1;
+        }
+        assert!(count > 150, "{count} options");
+    }
+}

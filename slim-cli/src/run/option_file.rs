@@ -72,3 +72,50 @@ fn words(text: &[u8]) -> Vec<OsString> {
     }
     words
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hydra::MPICH;
+    use super::*;
+
+    #[test]
+    fn lines_of_the_file_are_parts_of_a_command_line() {
+        let text = b"# -n 9 no\n\n -n 1 a\tb \n-n 2 \\\nc\n  -n 3 d :\n-n 4 e";
+        let found = words(text);
+        let found: Vec<_> = found.iter().map(|word| word.to_str().unwrap()).collect();
+        assert_eq!(found.join(" "), "-n 1 a b : -n 2 c : -n 3 d : -n 4 e");
+    }
+
+    #[test]
+    fn the_file_is_searched_as_hydra_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let file = MPICH.option_file.as_ref().unwrap();
+        let system = path("mpiexec.hydra.conf");
+        let launcher = path("mpiexec");
+        let strings = format!("\x7fELF\0%s/mpiexec.hydra.conf\0{}\0", system.display());
+        fs::write(&launcher, strings).unwrap();
+        let (named, given) = (path("named"), path("given"));
+        let found = |args: &[&str], variable_is_set: bool| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            let variable = |name: &str| match name {
+                "HOME" => Some(dir.path().into()),
+                "HYDRA_CONFIG_FILE" if variable_is_set => Some(named.clone().into()),
+                _ => None,
+            };
+            MPICH.options_in_file(&launcher, &args, &variable)
+        };
+        assert_eq!(found(&["p"], true), [""; 0]);
+        fs::write(&system, "system").unwrap();
+        assert_eq!(found(&["p"], true), ["system"]);
+        fs::write(path(file.user), "user").unwrap();
+        assert_eq!(found(&["p"], true), ["user"]);
+        fs::write(&named, "named").unwrap();
+        assert_eq!(found(&["p"], true), ["named"]);
+        assert_eq!(found(&["p"], false), ["user"]);
+        let line = ["-configfile", given.to_str().unwrap(), "p"];
+        assert_eq!(found(&line, true), [""; 0]);
+        fs::write(&given, "given").unwrap();
+        assert_eq!(found(&line, true), ["given"]);
+    }
+}
