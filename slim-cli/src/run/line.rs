@@ -260,7 +260,7 @@ mod tests {
                 "-n 2|-genv A=1|-genv A 1|--GENV=A 1|*p -n 3 :|-np 1|*p",
             ),
             (HYDRA, "-genv A=|-l|*p"),
-            (HYDRA, "-n=2|---verbose|*p : x"),
+            (HYDRA, "-n=2|---verbose|*p :|*x"),
             (HYDRA, "-l|*-l=3 p"),
             (OMPI4, "-np 2|--mca a b|-x A|-x A=1|*p -x A :|-H a|*p"),
             (OMPI4, "-display-topo|*p"),
