@@ -156,21 +156,42 @@ fn printed_under(test: &str, fault: &str, command: &[&str]) -> Option<String> {
     Some(out)
 }
 
+/// A Python program that prints how long it stood still at most, in seconds.
+const GAP: &str = "import time\nlast=begin=time.monotonic(); gap=0\n\
+                   while last<begin+2:\n  time.sleep(.01); now=time.monotonic(); gap=max(gap,now-last); last=now\n\
+                   print('gap',gap)\n";
+
+fn gap(out: &str) -> f64 {
+    let gap = out.lines().find_map(|line| line.strip_prefix("gap "));
+    gap.and_then(|gap| gap.parse().ok()).expect("a number")
+}
+
 /// A stopped process stands still for as long as the plan says, and goes on.
 #[test]
 fn a_process_is_stopped_for_a_while() {
     let fault =
         "kind = \"stop\"\nstart = 0.5\nlasts = 0.6\nnode = \"nodeA\"\nprocess = \"python3\"\n";
-    let program = "import time\nlast=begin=time.monotonic(); gap=0\n\
-                   while last<begin+2:\n  time.sleep(.01); now=time.monotonic(); gap=max(gap,now-last); last=now\n\
-                   print('gap',gap)\n";
-    let command = ["/usr/bin/python3", "-c", program];
+    let command = ["/usr/bin/python3", "-c", GAP];
     let Some(out) = printed_under("a_process_is_stopped_for_a_while", fault, &command) else {
         return;
     };
-    let gap = out.lines().find_map(|line| line.strip_prefix("gap "));
-    let gap: f64 = gap.and_then(|gap| gap.parse().ok()).expect("a number");
-    assert!((0.5..1.5).contains(&gap), "{out}");
+    assert!((0.5..1.5).contains(&gap(&out)), "{out}");
+}
+
+/// The end of a stop leaves a later one, on the same process, in force.
+#[test]
+fn stops_of_one_process_may_overlap() {
+    let stop = |start: f64| {
+        format!(
+            "kind = \"stop\"\nstart = {start}\nlasts = 0.8\nnode = \"nodeA\"\nprocess = \"python3\"\n"
+        )
+    };
+    let faults = format!("{}[[fault]]\n{}", stop(0.5), stop(1.0));
+    let command = ["/usr/bin/python3", "-c", GAP];
+    let Some(out) = printed_under("stops_of_one_process_may_overlap", &faults, &command) else {
+        return;
+    };
+    assert!((1.2..2.0).contains(&gap(&out)), "{out}");
 }
 
 /// In an MTU black hole short messages pass, and long ones do not until it is over.

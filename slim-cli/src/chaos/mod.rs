@@ -4,6 +4,7 @@ pub mod plan;
 pub mod report;
 pub mod scene;
 pub mod schedule;
+pub mod stopped;
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -22,6 +23,7 @@ use plan::Plan;
 use report::{ChaosReport, FaultRow, seconds};
 use scene::{ActiveFault, Scene};
 use schedule::Schedule;
+use stopped::StopCounts;
 
 /// How often to check whether the command or the job has ended.
 const TICK: Duration = Duration::from_millis(20);
@@ -146,6 +148,7 @@ fn run(
     };
     let mut schedule = Schedule::new(plan, seed);
     let mut rng = SeededRng::new(seed);
+    let stops = StopCounts::default();
     let mut active: Vec<Active> = Vec::new();
     let begin = Instant::now();
     loop {
@@ -177,7 +180,7 @@ fn run(
                 detail: String::new(),
                 failed: false,
             };
-            match scene.strike(fault, &mut rng) {
+            match scene.strike(fault, &mut rng, &stops) {
                 Ok(strike) => {
                     row.node = strike.node;
                     row.detail = strike.detail;

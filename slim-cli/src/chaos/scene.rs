@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use procfs::process::all_processes;
-use rustix::process::{Pid, Signal, kill_process};
 use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
@@ -16,6 +15,7 @@ use slim_lab::faults::{link, nft};
 use slim_lab::{Error, Lab, Netns, Node, SeededRng};
 
 use super::plan::{FaultKind, Hit, Plan, PlannedFault};
+use super::stopped::{StopCounts, StoppedProcesses};
 
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
@@ -159,8 +159,13 @@ impl Scene {
         }
     }
 
-    /// Makes a fault.
-    pub fn strike(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+    /// Makes a fault. `stops` are those of the whole run.
+    pub fn strike(
+        &self,
+        fault: &PlannedFault,
+        rng: &mut SeededRng,
+        stops: &StopCounts,
+    ) -> Result<Strike, Error> {
         match fault.kind {
             FaultKind::Kill => self.kill(fault, rng),
             FaultKind::Rst => self.inject(fault, Segment::Rst, rng),
@@ -168,7 +173,7 @@ impl Scene {
             FaultKind::Drop => self.firewall(fault, nft::Rule::drop, rng),
             FaultKind::Reset => self.firewall(fault, nft::Rule::reset, rng),
             FaultKind::MtuHole => self.firewall(fault, || nft::Rule::drop().longer_than(HOLE), rng),
-            FaultKind::Stop => self.stop(fault, rng),
+            FaultKind::Stop => self.stop(fault, rng, stops),
             FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
                 let down = link::down(node, fault.path)?;
@@ -252,7 +257,12 @@ impl Scene {
         Ok(found)
     }
 
-    fn stop(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+    fn stop(
+        &self,
+        fault: &PlannedFault,
+        rng: &mut SeededRng,
+        stops: &StopCounts,
+    ) -> Result<Strike, Error> {
         let node = self.node(fault, rng)?;
         let mut chosen = node.processes();
         chosen.retain(|process| {
@@ -262,7 +272,7 @@ impl Scene {
         if fault.hit == Hit::One && chosen.len() > 1 {
             chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
         }
-        let stopped = StoppedProcesses::stop(chosen.iter().map(|process| process.pid));
+        let stopped = stops.stop(chosen.iter().map(|process| process.pid));
         let names = chosen
             .iter()
             .map(|one| format!("{} ({})", one.name, one.pid));
@@ -350,28 +360,6 @@ impl Scene {
     }
 }
 
-/// Processes that go on when this is dropped.
-#[derive(Debug)]
-pub struct StoppedProcesses(Vec<Pid>);
-
-impl StoppedProcesses {
-    /// Stops those that still exist.
-    fn stop(pids: impl Iterator<Item = u32>) -> Self {
-        let pids = pids.filter_map(|pid| Pid::from_raw(pid.cast_signed()));
-        let stop = |pid: &Pid| kill_process(*pid, Signal::STOP).is_ok();
-        Self(pids.filter(stop).collect())
-    }
-}
-
-impl Drop for StoppedProcesses {
-    fn drop(&mut self) {
-        for pid in &self.0 {
-            // It may have ended.
-            let _ = kill_process(*pid, Signal::CONT);
-        }
-    }
-}
-
 /// The first of those hit, and how many more there are.
 fn listed(mut hit: impl ExactSizeIterator<Item = impl Display>, none: &str) -> String {
     match (hit.next(), hit.len()) {
@@ -417,6 +405,8 @@ fn descendants(root: u32) -> HashSet<u32> {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    use rustix::process::{Pid, Signal, kill_process};
 
     #[test]
     fn descendants_include_grandchildren() {

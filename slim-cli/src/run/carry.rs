@@ -58,7 +58,17 @@ pub fn prepare(
             mpi.name, mpi.export.0
         )));
     }
-    let mut rewritten = Rewritten::of(mpi, &given.line(), means);
+    let line = given.line();
+    let taken = given
+        .syntax
+        .parameter_of_program(&line, mpi.agent.parameters);
+    if let Some(name) = taken {
+        return Err(CliError::input(format!(
+            "the arguments of the program have {name}, which {} takes for its own parameter wherever it is: daemons would run without SLIM",
+            mpi.name
+        )));
+    }
+    let mut rewritten = Rewritten::of(mpi, &line, means);
     let mut front: Vec<OsString> = Vec::new();
     let (export, role) = mpi.export;
     for (name, value) in exported {
@@ -345,7 +355,7 @@ mod tests {
                 "-n 1 prog -env LD_PRELOAD=/y : -n 1 prog -genv LD_PRELOAD /y",
             ),
             (HYDRA, "-no-such-option prog -genv LD_PRELOAD /y"),
-            (OMPI4, "-n 1 prog -x LD_PRELOAD=/y --mca plm_rsh_agent foo"),
+            (OMPI4, "-n 1 prog -x LD_PRELOAD=/y -H foo"),
             (OMPI4, "--bind-to none -q prog -x LD_PRELOAD=/y"),
             (
                 OMPI4,
@@ -353,7 +363,7 @@ mod tests {
             ),
             (OMPI4, "-n 1 -- prog -x LD_PRELOAD=/y"),
             (OMPI5, "--map-by=node prog -x LD_PRELOAD=/y"),
-            (OMPI5, "--display map prog --prtemca plm_ssh_agent foo"),
+            (OMPI5, "--display map prog -x LD_PRELOAD=/y --host foo"),
             (OMPI5, "--no-such-option prog -x LD_PRELOAD=/y"),
         ] {
             let given = words(line);
@@ -483,6 +493,24 @@ mod tests {
             refused.to_string().contains("-genv LD_PRELOAD="),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn an_agent_in_the_programs_arguments_is_refused_where_mpirun_would_take_it() {
+        for (version, line) in [
+            (OMPI4, "-n 1 p --mca plm_rsh_agent /a"),
+            (OMPI4, "-n 1 p : p -gmca orte_rsh_agent /a"),
+            (OMPI5, "-n 1 p --prtemca plm_ssh_agent /a"),
+        ] {
+            let line: Vec<_> = line.split(' ').collect();
+            let refused = prepared_with(version, &line, &[], &[]).unwrap_err();
+            assert_eq!(refused.status(), 2);
+            assert!(refused.to_string().contains("_agent, which"), "{refused}");
+        }
+        for line in ["p --mca a plm_rsh_agent", "p mca plm_rsh_agent a"] {
+            let line: Vec<_> = line.split(' ').collect();
+            prepared_with(OMPI4, &line, &[], &[]).unwrap();
+        }
     }
 
     #[test]

@@ -88,6 +88,17 @@ impl Syntax {
         options.flat_map(|item| item.words.to_vec()).collect()
     }
 
+    /// One of these parameters, if a program has it among its arguments as an option of the launcher would be.
+    pub fn parameter_of_program<'a>(&self, items: &[Item<'a>], names: &[&str]) -> Option<&'a str> {
+        let programs = items.iter().filter(|item| item.role.is_none());
+        let mut pairs = programs.flat_map(|item| item.words.windows(2));
+        pairs.find_map(|pair| {
+            let role = without_dashes(&pair[0]).and_then(|name| self.role(name));
+            let name = pair[1].to_str().filter(|name| names.contains(name));
+            name.filter(|_| role == Some(Role::Parameter))
+        })
+    }
+
     /// The option that begins with the first word, if it is one and has all its values.
     fn option<'a>(&self, args: &'a [OsString]) -> Option<Item<'a>> {
         let (name, value) = split(without_dashes(&args[0])?);

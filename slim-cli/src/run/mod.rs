@@ -174,8 +174,8 @@ impl RunPlan {
                 plan.unset.extend(ready.unset);
                 match mpi.open_mpi {
                     Some(version) => {
-                        let args = mpi.syntax.own(args);
-                        plan.open_mpi(version, &args, options.btl, &settings, &config);
+                        let own = mpi.syntax.own(args);
+                        plan.open_mpi(version, &own, options, &settings, &config);
                     }
                     None if options.btl => {
                         let why = format!("this is {}", mpi.name);
@@ -190,16 +190,18 @@ impl RunPlan {
         Ok(plan)
     }
 
-    /// Adds what only Open MPI has: the native component, and a witness. `args` are the options of `mpirun` alone.
+    /// Adds what only Open MPI has: the native component, and a witness. `own` are the options before the programs; parameters
+    /// count wherever they are.
     fn open_mpi(
         &mut self,
         version: OpenMpi,
-        args: &[OsString],
-        btl: bool,
+        own: &[OsString],
+        options: &RunOptions,
         settings: &Settings,
         config: &Config,
     ) {
-        if btl {
+        let args = &options.command[1..];
+        if options.btl {
             match component::arguments(version, &self.program, args) {
                 Ok(mut front) => {
                     front.extend(["-x", watch::WATCH_VARIABLE].map(Into::into));
@@ -209,7 +211,7 @@ impl RunPlan {
                 Err(why) => self.notes.push(without_component(&why)),
             }
         }
-        if witness::is_wanted(version, args) && config.witness.is_empty() {
+        if witness::is_wanted(version, own) && config.witness.is_empty() {
             match config.job_key {
                 Some(_) => self.witnessed = Some(settings.clone()),
                 None => self.notes.push(witness::NO_KEY.into()),
