@@ -8,6 +8,7 @@ pub mod hosts;
 mod hydra;
 pub mod launcher;
 mod line;
+mod means;
 pub mod mpis;
 mod openmpi;
 mod option_file;
@@ -29,9 +30,9 @@ use crate::agent;
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
-use carry::Means;
 use launcher::Launcher;
 use line::Given;
+use means::Means;
 use mpis::OpenMpi;
 
 /// Run a command, for instance mpirun, under SLIM.
