@@ -46,7 +46,14 @@ pub fn prepare(
             mpi.name
         )));
     }
-    let mut rewritten = Rewritten::of(mpi, &line, means);
+    let starters = mpi.agent.starters.as_ref();
+    let default = match starters.map(|all| all.chosen(given, means)) {
+        // The launcher starts the daemons by other means, which carry the environment.
+        Some(None) => None,
+        Some(Some(name)) => Some(name),
+        None => Some(mpi.agent.default.to_owned()),
+    };
+    let mut rewritten = Rewritten::of(mpi, &line, means, default.is_some());
     let mut front: Vec<OsString> = Vec::new();
     let (export, role) = mpi.export;
     for (name, value) in exported {
@@ -56,13 +63,6 @@ pub fn prepare(
             _ => front.extend([export, name].map(OsString::from)),
         }
     }
-    let starters = mpi.agent.starters.as_ref();
-    let default = match starters.map(|all| all.chosen(given, means)) {
-        // The launcher starts the daemons by other means, which carry the environment.
-        Some(None) => None,
-        Some(Some(name)) => Some(name),
-        None => Some(mpi.agent.default.to_owned()),
-    };
     let mut prepared = PreparedCommand {
         args: front,
         set: Vec::new(),
@@ -104,7 +104,8 @@ struct Rewritten {
 }
 
 impl Rewritten {
-    fn of(mpi: &MpiEntry, items: &[Item<'_>], means: &Means<'_>) -> Self {
+    /// `by_agent`: the daemons are started by the agent.
+    fn of(mpi: &MpiEntry, items: &[Item<'_>], means: &Means<'_>, by_agent: bool) -> Self {
         let mut out = Self {
             args: Vec::new(),
             agent: None,
@@ -118,7 +119,7 @@ impl Rewritten {
                 }
                 _ => false,
             };
-            if let (true, Some(agent)) = (is_agent, item.values.last()) {
+            if let (true, Some(agent)) = (is_agent && by_agent, item.values.last()) {
                 out.agent = Some(agent.to_string_lossy().into_owned());
                 out.args.extend(item.with_last(means.wrapper.as_os_str()));
             } else if let Some(theirs) = item.assigned(PRELOAD) {
@@ -162,7 +163,7 @@ mod tests {
     fn rewrite(version: &str, args: &[&str]) -> (Vec<String>, Option<String>, bool) {
         let args = words(args);
         let mpi = mpis::of_version(version).unwrap();
-        let r = Rewritten::of(mpi, &mpi.syntax.read(&args), &means(&|_| None));
+        let r = Rewritten::of(mpi, &mpi.syntax.read(&args), &means(&|_| None), true);
         let text = r
             .args
             .into_iter()
@@ -259,8 +260,10 @@ mod tests {
         let p = prepared(HYDRA, &["-launcher", "rsh", "prog"]);
         assert_eq!(p.set[1].1, "=rsh");
         for other in ["fork", "slurm"] {
-            let p = prepared(HYDRA, &["-bootstrap", other, "prog"]);
+            let line = ["-bootstrap", other, "-launcher-exec", "/s", "prog"];
+            let p = prepared(HYDRA, &line);
             assert_eq!(p.set, [], "{other}");
+            assert_eq!(p.args[6..], line, "{other}");
         }
     }
 
