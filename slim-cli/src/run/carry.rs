@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::line::{Given, Item, Role, value_of};
+use super::line::{GivenLine, Item, OptionRole, value_of};
 use super::means::Means;
 use super::mpis::MpiEntry;
 use super::preload;
@@ -25,7 +25,7 @@ pub struct PreparedCommand {
 /// Builds the command line. `exported` are the variables for the ranks.
 pub fn prepare(
     mpi: &MpiEntry,
-    given: &Given<'_>,
+    given: &GivenLine<'_>,
     exported: &[(&str, &str)],
     means: &Means<'_>,
 ) -> Result<PreparedCommand, CliError> {
@@ -58,7 +58,7 @@ pub fn prepare(
     let (export, role) = mpi.export;
     for (name, value) in exported {
         match role {
-            Role::Assign => front.extend([export, name, value].map(OsString::from)),
+            OptionRole::Assign => front.extend([export, name, value].map(OsString::from)),
             _ if *name == PRELOAD && rewritten.ranks_have_preload => {}
             _ => front.extend([export, name].map(OsString::from)),
         }
@@ -71,7 +71,7 @@ pub fn prepare(
     if let Some(default) = default {
         let agent = &mpi.agent;
         let in_file = || {
-            let agent = value_of(&given.file(), Role::Agent)?;
+            let agent = value_of(&given.file(), OptionRole::Agent)?;
             let option = mpi.option_file.as_ref()?.agent;
             prepared.args.extend([option.into(), means.wrapper.into()]);
             Some(agent)
@@ -113,8 +113,8 @@ impl Rewritten {
         };
         for item in items {
             let is_agent = match (item.role, item.values.first()) {
-                (Some(Role::Agent), _) => true,
-                (Some(Role::Parameter), Some(name)) => {
+                (Some(OptionRole::Agent), _) => true,
+                (Some(OptionRole::Parameter), Some(name)) => {
                     mpi.agent.parameters.iter().any(|known| name == known)
                 }
                 _ => false,
@@ -221,7 +221,7 @@ mod tests {
         vars: &[(&str, &str)],
     ) -> Result<PreparedCommand, CliError> {
         let mpi = mpis::of_version(version).unwrap();
-        let given = Given {
+        let given = GivenLine {
             syntax: &mpi.syntax,
             args: &words(args),
             in_file: words(file),

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 use slim_core::config::{Config, VARIABLES};
 
-use super::line::{Given, Item, Role};
+use super::line::{GivenLine, Item, OptionRole};
 use crate::settings::Settings;
 
 const PEERS: &str = "SLIM_PEERS";
@@ -30,7 +30,7 @@ const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 const MOST: usize = 1 << 16;
 
 /// The hosts on which a launcher that is given this would start processes, as far as known. `variables` may name files with hosts.
-pub fn of_job(given: &Given<'_>, variables: &[&str]) -> BTreeSet<String> {
+pub fn of_job(given: &GivenLine<'_>, variables: &[&str]) -> BTreeSet<String> {
     let mut found = of_options(&given.line());
     found.append(&mut of_options(&given.file()));
     for name in variables.iter().chain(&FILE_VARIABLES) {
@@ -46,10 +46,10 @@ fn of_options(items: &[Item<'_>]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for item in items {
         match (item.role, item.values.first()) {
-            (Some(Role::Hosts), Some(list)) => {
+            (Some(OptionRole::Hosts), Some(list)) => {
                 found.extend(list.to_string_lossy().split(',').filter_map(host));
             }
-            (Some(Role::HostFile), Some(file)) => found.extend(in_file(file)),
+            (Some(OptionRole::HostFile), Some(file)) => found.extend(in_file(file)),
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 //! It takes any number of dashes before an option, and no difference between capital and small letters; `-OPTION=VALUE` is the same
 //! as `-OPTION VALUE`.
 
-use super::line::{Role, Syntax};
+use super::line::{OptionRole, Syntax};
 use super::mpis::{AgentChoice, BatchSystem, MpiEntry, OptionFile, Starters};
 
 /// Its entry in the table.
@@ -17,7 +17,7 @@ pub const MPICH: MpiEntry = MpiEntry {
         ignores_case: true,
         abbreviates: false,
     },
-    export: ("-genv", Role::Assign),
+    export: ("-genv", OptionRole::Assign),
     agent: AgentChoice {
         parameters: &[],
         variables: &["HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"],
@@ -40,13 +40,13 @@ pub const MPICH: MpiEntry = MpiEntry {
     }),
 };
 
-const OPTIONS: &[(Role, &[&str])] = &[
-    (Role::Assign, &["genv", "env"]),
-    (Role::Agent, &["launcher-exec", "bootstrap-exec"]),
-    (Role::Starter, &["launcher", "bootstrap"]),
-    (Role::Manager, &["rmk"]),
+const OPTIONS: &[(OptionRole, &[&str])] = &[
+    (OptionRole::Assign, &["genv", "env"]),
+    (OptionRole::Agent, &["launcher-exec", "bootstrap-exec"]),
+    (OptionRole::Starter, &["launcher", "bootstrap"]),
+    (OptionRole::Manager, &["rmk"]),
     (
-        Role::Hosts,
+        OptionRole::Hosts,
         &[
             "host",
             "hosts",
@@ -56,10 +56,10 @@ const OPTIONS: &[(Role, &[&str])] = &[
             "machinelist",
         ],
     ),
-    (Role::HostFile, &["f", "hostfile", "machinefile"]),
-    (Role::OptionFile, &["configfile"]),
+    (OptionRole::HostFile, &["f", "hostfile", "machinefile"]),
+    (OptionRole::OptionFile, &["configfile"]),
     (
-        Role::Values(1),
+        OptionRole::Values(1),
         &[
             "bind-to",
             "binding",
@@ -91,9 +91,9 @@ const OPTIONS: &[(Role, &[&str])] = &[
             "wdir",
         ],
     ),
-    (Role::Values(4), &["pmi_args"]),
+    (OptionRole::Values(4), &["pmi_args"]),
     (
-        Role::Flag,
+        OptionRole::Flag,
         &[
             "debug",
             "disable-auto-cleanup",

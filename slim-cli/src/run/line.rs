@@ -9,7 +9,7 @@ use std::slice;
 
 /// The meaning of an option for `slim run`, which also says how many values it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum OptionRole {
     /// The agent that starts daemons.
     Agent,
     /// A variable for the ranks, as `NAME VALUE` or as `NAME=VALUE`.
@@ -34,7 +34,7 @@ pub enum Role {
     Values(usize),
 }
 
-impl Role {
+impl OptionRole {
     /// The number of values, the first of which may be known.
     fn count(self, first: Option<&OsStr>) -> usize {
         match self {
@@ -51,7 +51,7 @@ impl Role {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Syntax {
     /// Every option, without dashes.
-    pub options: &'static [(Role, &'static [&'static str])],
+    pub options: &'static [(OptionRole, &'static [&'static str])],
     /// Capital letters are the same as small ones.
     pub ignores_case: bool,
     /// The beginning of a name is enough, as in `getopt_long`.
@@ -62,7 +62,7 @@ pub struct Syntax {
 #[derive(Debug)]
 pub struct Item<'a> {
     /// Set for an option; none for a program with its arguments, up to `:` and with it.
-    pub role: Option<Role>,
+    pub role: Option<OptionRole>,
     /// The words as they were given.
     pub words: &'a [OsString],
     /// The values of an option. The first may be in the same word, behind `=`.
@@ -95,7 +95,7 @@ impl Syntax {
         pairs.find_map(|pair| {
             let role = without_dashes(&pair[0]).and_then(|name| self.role(name));
             let name = pair[1].to_str().filter(|name| names.contains(name));
-            name.filter(|_| role == Some(Role::Parameter))
+            name.filter(|_| role == Some(OptionRole::Parameter))
         })
     }
 
@@ -108,7 +108,7 @@ impl Syntax {
         while values.len() < role.count(values.first().copied()) {
             values.push(more.next()?);
         }
-        let unexpected = role == Role::Flag && value.is_some();
+        let unexpected = role == OptionRole::Flag && value.is_some();
         (!unexpected).then(|| Item {
             role: Some(role),
             words: &args[..args.len() - more.len()],
@@ -116,11 +116,12 @@ impl Syntax {
         })
     }
 
-    fn role(&self, name: &OsStr) -> Option<Role> {
+    fn role(&self, name: &OsStr) -> Option<OptionRole> {
         let name = name.to_str().filter(|name| !name.is_empty())?;
-        let all = |matches: &dyn Fn(&str) -> bool| -> Option<Role> {
-            let with =
-                |(role, names): &(Role, &[&str])| names.iter().any(|n| matches(n)).then_some(*role);
+        let all = |matches: &dyn Fn(&str) -> bool| -> Option<OptionRole> {
+            let with = |(role, names): &(OptionRole, &[&str])| {
+                names.iter().any(|n| matches(n)).then_some(*role)
+            };
             let mut roles = self.options.iter().filter_map(with);
             let role = roles.next()?;
             roles.all(|other| other == role).then_some(role)
@@ -149,8 +150,8 @@ impl<'a> Item<'a> {
     /// The value that the option gives to this variable of the ranks.
     pub fn assigned(&self, name: &str) -> Option<&'a OsStr> {
         match (self.role?, self.values.as_slice()) {
-            (Role::Assign, [variable, value]) => (*variable == name).then_some(*value),
-            (Role::Assign | Role::Export, [pair]) => {
+            (OptionRole::Assign, [variable, value]) => (*variable == name).then_some(*value),
+            (OptionRole::Assign | OptionRole::Export, [pair]) => {
                 let (variable, value) = split(pair);
                 value.filter(|_| variable == name)
             }
@@ -182,7 +183,7 @@ impl<'a> Item<'a> {
 
 /// A command line, and the file with further options that the launcher reads after it.
 #[derive(Debug)]
-pub struct Given<'a> {
+pub struct GivenLine<'a> {
     /// The options of the launcher.
     pub syntax: &'a Syntax,
     /// The command line.
@@ -191,7 +192,7 @@ pub struct Given<'a> {
     pub in_file: Vec<OsString>,
 }
 
-impl Given<'_> {
+impl GivenLine<'_> {
     /// The parts of the command line.
     pub fn line(&self) -> Vec<Item<'_>> {
         self.syntax.read(self.args)
@@ -203,13 +204,13 @@ impl Given<'_> {
     }
 
     /// The value of the option with this role. The command line comes before the file.
-    pub fn value(&self, role: Role) -> Option<String> {
+    pub fn value(&self, role: OptionRole) -> Option<String> {
         value_of(&self.line(), role).or_else(|| value_of(&self.file(), role))
     }
 }
 
 /// The value of the first option with this role.
-pub fn value_of(items: &[Item<'_>], role: Role) -> Option<String> {
+pub fn value_of(items: &[Item<'_>], role: OptionRole) -> Option<String> {
     let option = items.iter().find(|item| item.role == Some(role))?;
     Some(option.values.first()?.to_string_lossy().into_owned())
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::line::{Given, Role};
+use super::line::{GivenLine, OptionRole};
 use super::mpis::{AgentChoice, BatchSystem, Starters};
 
 /// What a job is started with, besides its command line.
@@ -30,13 +30,15 @@ impl Means<'_> {
 
 impl Starters {
     /// The way in which the launcher will start daemons, if that is by an agent.
-    pub fn chosen(&self, given: &Given<'_>, means: &Means<'_>) -> Option<String> {
+    pub fn chosen(&self, given: &GivenLine<'_>, means: &Means<'_>) -> Option<String> {
         let set = |name: &&str| means.set(name);
-        let named = given.value(Role::Starter);
+        let named = given.value(OptionRole::Starter);
         if let Some(name) = named.or_else(|| self.variables.iter().find_map(set)) {
             return self.by_agent.contains(&name.as_str()).then_some(name);
         }
-        let manager = given.value(Role::Manager).or_else(|| set(&self.manager));
+        let manager = given
+            .value(OptionRole::Manager)
+            .or_else(|| set(&self.manager));
         let is_batch = |batch: &BatchSystem| match &manager {
             Some(name) => name == batch.name,
             None => batch.is_present(means.variable),
@@ -136,7 +138,7 @@ mod tests {
             ("-rmk user p", &[("HYDRA_LAUNCHER", "slurm")], false),
         ] {
             let line_words: Vec<_> = line.split(' ').map(OsString::from).collect();
-            let given = Given {
+            let given = GivenLine {
                 syntax: &MPICH.syntax,
                 args: &line_words,
                 in_file: Vec::new(),

@@ -31,7 +31,7 @@ use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
 use launcher::Launcher;
-use line::Given;
+use line::GivenLine;
 use means::Means;
 use mpis::OpenMpi;
 
@@ -155,7 +155,7 @@ impl RunPlan {
             Launcher::Of(mpi) => {
                 refuse_visible_key(&settings)?;
                 let variable = |name: &str| env::var_os(name);
-                let given = Given {
+                let given = GivenLine {
                     syntax: &mpi.syntax,
                     args,
                     in_file: mpi.options_in_file(&plan.program, args, &variable),

@@ -4,7 +4,7 @@
 //! the wrapper `slim-rsh-agent` as its agent (see [`crate::agent`]), and the wrapper calls the agent of the user.
 
 use super::hydra::MPICH;
-use super::line::{Role, Syntax};
+use super::line::{OptionRole, Syntax};
 use super::openmpi::{OPEN_MPI_4, OPEN_MPI_5, PRRTE};
 
 /// A kind of launcher.
@@ -20,8 +20,8 @@ pub struct MpiEntry {
     pub open_mpi: Option<OpenMpi>,
     /// Its options.
     pub syntax: Syntax,
-    /// The option by which all ranks get a variable, and how the variable follows: [`Role::Export`] or [`Role::Assign`].
-    pub export: (&'static str, Role),
+    /// The option by which all ranks get a variable, and how the variable follows: [`OptionRole::Export`] or [`OptionRole::Assign`].
+    pub export: (&'static str, OptionRole),
     /// How remote daemons are started.
     pub agent: AgentChoice,
     /// Variables with the name of a file with a list of hosts.

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 
-use super::line::{Role, Syntax};
+use super::line::{OptionRole, Syntax};
 use super::mpis::{AgentChoice, MpiEntry, OpenMpi};
 
 /// Open MPI 4.
@@ -18,7 +18,7 @@ pub const OPEN_MPI_4: MpiEntry = MpiEntry {
         ignores_case: false,
         abbreviates: false,
     },
-    export: ("-x", Role::Export),
+    export: ("-x", OptionRole::Export),
     agent: AgentChoice {
         parameters: &["plm_rsh_agent", "orte_rsh_agent", "pls_rsh_agent"],
         variables: &[
@@ -70,16 +70,16 @@ const HOST_FILES: &[&str] = &[
 ];
 
 /// The options of `mpirun` 4.1.
-const OPTIONS_4: &[(Role, &[&str])] = &[
-    (Role::Export, &["x"]),
-    (Role::Parameter, &["mca", "gmca"]),
-    (Role::Hosts, &["H", "host"]),
+const OPTIONS_4: &[(OptionRole, &[&str])] = &[
+    (OptionRole::Export, &["x"]),
+    (OptionRole::Parameter, &["mca", "gmca"]),
+    (OptionRole::Hosts, &["H", "host"]),
     (
-        Role::HostFile,
+        OptionRole::HostFile,
         &["hostfile", "machinefile", "default-hostfile"],
     ),
     (
-        Role::Values(1),
+        OptionRole::Values(1),
         &[
             "am",
             "app",
@@ -127,7 +127,7 @@ const OPTIONS_4: &[(Role, &[&str])] = &[
         ],
     ),
     (
-        Role::Flag,
+        OptionRole::Flag,
         &[
             "allow-run-as-root",
             "bind-to-core",
@@ -189,19 +189,19 @@ const OPTIONS_4: &[(Role, &[&str])] = &[
 ];
 
 /// The options of `mpirun` 5.0 and `prterun` 3.
-const OPTIONS_5: &[(Role, &[&str])] = &[
-    (Role::Export, &["x", "set-env"]),
+const OPTIONS_5: &[(OptionRole, &[&str])] = &[
+    (OptionRole::Export, &["x", "set-env"]),
     (
-        Role::Parameter,
+        OptionRole::Parameter,
         &["mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"],
     ),
-    (Role::Hosts, &["H", "host"]),
+    (OptionRole::Hosts, &["H", "host"]),
     (
-        Role::HostFile,
+        OptionRole::HostFile,
         &["hostfile", "machinefile", "default-hostfile"],
     ),
     (
-        Role::Values(1),
+        OptionRole::Values(1),
         &[
             "am",
             "amca",
@@ -265,9 +265,9 @@ const OPTIONS_5: &[(Role, &[&str])] = &[
             "xterm",
         ],
     ),
-    (Role::Values(2), &["prepend-env", "append-env"]),
+    (OptionRole::Values(2), &["prepend-env", "append-env"]),
     (
-        Role::Flag,
+        OptionRole::Flag,
         &[
             "allow-run-as-root",
             "bind-to-core",

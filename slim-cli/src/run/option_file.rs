@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::line::{Role, value_of};
+use super::line::{OptionRole, value_of};
 use super::mpis::{MpiEntry, OptionFile};
 
 impl MpiEntry {
@@ -19,7 +19,7 @@ impl MpiEntry {
         let Some(file) = &self.option_file else {
             return Vec::new();
         };
-        let text = match value_of(&self.syntax.read(args), Role::OptionFile) {
+        let text = match value_of(&self.syntax.read(args), OptionRole::OptionFile) {
             Some(named) => fs::read(named).ok(),
             None => file
                 .places(launcher, variable)
