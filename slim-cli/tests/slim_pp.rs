@@ -6,8 +6,8 @@ use common::{Scratch, output};
 use slim_lab::mpi::{Flavor, Mpi, by_tcp};
 use slim_lab::{Lab, skip::skip};
 
-/// Changes one bit in the middle of every long read from a socket, where Open MPI has data and no
-/// headers.
+/// Changes one bit in the middle of every read into a long buffer: that has data of a message and no headers. On a busy machine most
+/// reads are short.
 const CORRUPTING: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,8 +18,9 @@ ssize_t readv(int fd, const struct iovec *v, int n)
     if (!real)
         real = (ssize_t (*)(int, const struct iovec *, int))dlsym(RTLD_NEXT, "readv");
     ssize_t got = real(fd, v, n);
-    if (n > 0 && v[0].iov_len >= 30000 && got >= 30000)
-        ((char *)v[0].iov_base)[15000] ^= 1;
+    /* Longer than the buffer in which Open MPI reads ahead. */
+    if (n > 0 && v[0].iov_len > 40000 && got > 0)
+        ((char *)v[0].iov_base)[got / 2 < 20000 ? got / 2 : 20000] ^= 1;
     return got;
 }
 "#;
