@@ -5,258 +5,121 @@ mod common;
 
 use std::path::Path;
 
-use common::framework::{Framework, Part, address, four, rides_through, script, with_wheels};
-use slim_lab::{Lab, artifacts, mpi};
+use common::framework::{Framework, Part, address, four, rides_through, script};
+use slim_lab::{artifacts, mpi};
 
 #[test]
 fn pytorch_trains_with_torchrun() {
-    let parts = |lab: &Lab, python: &Path| {
+    let torch = Framework::debian("PyTorch", "torch");
+    rides_through("pytorch_trains_with_torchrun", &torch, |lab, python| {
+        let master = address(lab, 0);
         let node = |n: usize| {
-            let (address, script) = (address(lab, 0), script("torch_train.py"));
-            let number = n.to_string();
             // With the redirection, this version of torchrun works with this version of Python.
-            Part::new(
-                n,
-                python,
-                &[
-                    "-m",
-                    "torch.distributed.run",
-                    "--nnodes",
-                    "2",
-                    "--nproc_per_node",
-                    "2",
-                    "--node_rank",
-                    &number,
-                    "--master_addr",
-                    &address,
-                    "--master_port",
-                    "29500",
-                    "-r",
-                    "1",
-                    "-t",
-                    "1",
-                    &script,
-                    "100",
-                ],
-            )
+            let run = format!(
+                "-m torch.distributed.run --nnodes 2 --nproc_per_node 2 --node_rank {n} --master_addr {master} \
+                 --master_port 29500 -r 1 -t 1"
+            );
+            let part = Part::new(n, python).words(&run);
+            part.path(script("torch_train.py")).words("100")
         };
         vec![node(0), node(1)]
-    };
-    let framework = Framework {
-        name: "PyTorch",
-        python: "/usr/bin/python3".into(),
-        module: "torch",
-        parts,
-        bare_fails: true,
-    };
-    rides_through("pytorch_trains_with_torchrun", &framework);
+    });
 }
 
 #[test]
 fn mpi4py_reduces() {
-    let parts = |lab: &Lab, python: &Path| {
-        let agent = artifacts::program("slim-lab-agent").expect("the lab's agent");
-        let agent = agent.display().to_string();
-        let hosts = format!("{}:2,{}:2", lab.node(0).name(), lab.node(1).name());
-        let start = [
-            "--mca",
-            "plm_rsh_agent",
-            &agent,
-            "--allow-run-as-root",
-            "--host",
-            &hosts,
-            "-n",
-            "4",
-        ];
-        let tcp = mpi::by_tcp(&lab.subnet(0));
-        let program = [
-            &python.display().to_string(),
-            &script("mpi4py_sum.py"),
-            "200",
-        ];
-        let words = start
-            .into_iter()
-            .chain(tcp.iter().map(String::as_str))
-            .chain(program);
-        let words: Vec<_> = words.collect();
-        vec![Part::new(0, Path::new("/usr/bin/mpirun.openmpi"), &words)]
-    };
-    let framework = Framework {
-        name: "mpi4py",
-        python: with_wheels(),
-        module: "mpi4py.MPI",
-        parts,
-        bare_fails: true,
-    };
-    rides_through("mpi4py_reduces", &framework);
+    let mpi4py = Framework::wheel("mpi4py", "mpi4py.MPI");
+    rides_through("mpi4py_reduces", &mpi4py, |lab, python| {
+        let [a, b] = [0, 1].map(|n| lab.node(n).name());
+        let launcher = Part::new(0, Path::new("/usr/bin/mpirun.openmpi"))
+            .words("--mca plm_rsh_agent")
+            .path(artifacts::program("slim-lab-agent").expect("the lab's agent"))
+            .words(&format!("--allow-run-as-root --host {a}:2,{b}:2 -n 4"))
+            .words(&mpi::by_tcp(&lab.subnet(0)).join(" "));
+        let program = launcher.path(python).path(script("mpi4py_sum.py"));
+        vec![program.words("200")]
+    });
 }
 
 #[test]
 fn jax_trains() {
-    let parts = |lab: &Lab, python: &Path| {
-        let coordinator = format!("{}:29800", address(lab, 0));
-        four(python, |n| {
-            let script = script("jax_train.py");
-            [&script, &n.to_string(), "4", &coordinator, "200"]
-                .map(String::from)
-                .into()
+    let jax = Framework::wheel("JAX", "jax");
+    rides_through("jax_trains", &jax, |lab, python| {
+        let coordinator = address(lab, 0);
+        four(python, "jax_train.py", |n| {
+            format!("{n} 4 {coordinator}:29800 200")
         })
-    };
-    let framework = Framework {
-        name: "JAX",
-        python: with_wheels(),
-        module: "jax",
-        parts,
-        bare_fails: true,
-    };
-    rides_through("jax_trains", &framework);
+    });
 }
 
 #[test]
 fn xgboost_trains() {
-    let parts = |lab: &Lab, python: &Path| {
-        let address = address(lab, 0);
-        four(python, |n| {
-            let script = script("xgboost_train.py");
-            [&script, &n.to_string(), "4", &address, "29600", "300"]
-                .map(String::from)
-                .into()
+    let xgboost = Framework::wheel("XGBoost", "xgboost");
+    rides_through("xgboost_trains", &xgboost, |lab, python| {
+        let tracker = address(lab, 0);
+        four(python, "xgboost_train.py", |n| {
+            format!("{n} 4 {tracker} 29600 300")
         })
-    };
-    let framework = Framework {
-        name: "XGBoost",
-        python: with_wheels(),
-        module: "xgboost",
-        parts,
-        bare_fails: true,
-    };
-    rides_through("xgboost_trains", &framework);
+    });
 }
 
 #[test]
 fn lightgbm_trains() {
-    let parts = |lab: &Lab, python: &Path| {
+    let lightgbm = Framework::wheel("LightGBM", "lightgbm");
+    rides_through("lightgbm_trains", &lightgbm, |lab, python| {
         let (a, b) = (address(lab, 0), address(lab, 1));
-        let machines = format!("{a}:29700,{a}:29701,{b}:29700,{b}:29701");
-        four(python, |n| {
-            let script = script("lightgbm_train.py");
-            [&script, &n.to_string(), &machines, "300"]
-                .map(String::from)
-                .into()
+        four(python, "lightgbm_train.py", |n| {
+            format!("{n} {a}:29700,{a}:29701,{b}:29700,{b}:29701 300")
         })
-    };
-    let framework = Framework {
-        name: "LightGBM",
-        python: with_wheels(),
-        module: "lightgbm",
-        parts,
-        bare_fails: true,
-    };
-    rides_through("lightgbm_trains", &framework);
+    });
 }
 
 #[test]
 fn dask_computes() {
-    let parts = |lab: &Lab, python: &Path| {
+    let dask = Framework::wheel("Dask", "distributed").repeats();
+    rides_through("dask_computes", &dask, |lab, python| {
         let dask = python.with_file_name("dask");
-        let first = address(lab, 0);
-        let scheduler = format!("{first}:8786");
-        let mut parts = vec![
-            Part::new(
-                0,
-                &dask,
-                &[
-                    "scheduler",
-                    "--host",
-                    &first,
-                    "--port",
-                    "8786",
-                    "--no-dashboard",
-                ],
-            )
-            .server(8786),
-        ];
-        for node in [0, 1] {
+        let (a, b) = (address(lab, 0), address(lab, 1));
+        let worker = |node: usize, own: &str| {
             let port = 8790;
-            let (own, listen) = (address(lab, node), port.to_string());
-            parts.push(
-                Part::new(
-                    node,
-                    &dask,
-                    &[
-                        "worker",
-                        &scheduler,
-                        "--host",
-                        &own,
-                        "--worker-port",
-                        &listen,
-                        "--nthreads",
-                        "1",
-                        "--no-dashboard",
-                        "--no-nanny",
-                    ],
-                )
-                .server(port),
+            let words = format!(
+                "worker {a}:8786 --host {own} --worker-port {port} --nthreads 1 --no-dashboard --no-nanny"
             );
-        }
-        parts.push(Part::new(
-            1,
-            python,
-            &[&script("dask_sum.py"), &scheduler, "2", "60"],
-        ));
-        parts
-    };
-    let framework = Framework {
-        name: "Dask",
-        python: with_wheels(),
-        module: "distributed",
-        parts,
-        bare_fails: false,
-    };
-    rides_through("dask_computes", &framework);
+            Part::new(node, &dask).words(&words).server(port)
+        };
+        let scheduler = format!("scheduler --host {a} --port 8786 --no-dashboard");
+        let client = Part::new(1, python).path(script("dask_sum.py"));
+        vec![
+            Part::new(0, &dask).words(&scheduler).server(8786),
+            worker(0, &a),
+            worker(1, &b),
+            client.words(&format!("{a}:8786 2 60")),
+        ]
+    });
 }
 
 #[test]
 fn ray_computes() {
-    let parts = |lab: &Lab, python: &Path| {
+    let ray = Framework::wheel("Ray", "ray").repeats();
+    rides_through("ray_computes", &ray, |lab, python| {
         let ray = python.with_file_name("ray");
+        let node = |n: usize| {
+            let own = address(lab, n);
+            Part::new(n, &ray).words(&format!(
+                "start --num-cpus 1 --block --node-ip-address {own}"
+            ))
+        };
         let head = format!("{}:6379", address(lab, 0));
-        let common = ["--num-cpus", "1", "--block"];
-        let (a, b) = (address(lab, 0), address(lab, 1));
-        // Ray makes Unix sockets there, so the path must be short.
-        let files = lab.dir().join("r").display().to_string();
-        let first = [
-            "start",
-            "--head",
-            "--port",
-            "6379",
-            "--node-ip-address",
-            &a,
-            "--temp-dir",
-            &files,
-            "--include-dashboard=false",
-        ];
-        let second = [
-            "start",
-            "--address",
-            &head,
-            "--node-ip-address",
-            &b,
-            "--node-manager-port",
-            "6390",
-        ];
+        let first = node(0)
+            .words("--head --port 6379 --include-dashboard=false --temp-dir")
+            // Ray makes Unix sockets there, so the path must be short.
+            .path(lab.dir().join("r"));
+        let second = node(1).words(&format!("--address {head} --node-manager-port 6390"));
+        let driver = Part::new(0, python).path(script("ray_sum.py"));
         vec![
-            Part::new(0, &ray, &[&first[..], &common].concat()).server(6379),
-            Part::new(1, &ray, &[&second[..], &common].concat()).server(6390),
-            Part::new(0, python, &[&script("ray_sum.py"), &head, "300"]),
+            first.server(6379),
+            second.server(6390),
+            driver.words(&format!("{head} 300")),
         ]
-    };
-    let framework = Framework {
-        name: "Ray",
-        python: with_wheels(),
-        module: "ray",
-        parts,
-        bare_fails: false,
-    };
-    rides_through("ray_computes", &framework);
+    });
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -35,23 +36,35 @@ const GAP: (Duration, Duration) = (Duration::from_millis(60), Duration::from_mil
 /// One process of a job.
 pub struct Part {
     node: usize,
-    command: Vec<String>,
+    command: Vec<OsString>,
     /// The part is a server: it does not end by itself, and later parts are started when it listens at this port.
     listens: Option<u16>,
 }
 
 impl Part {
-    pub fn new(node: usize, python: &Path, words: &[&str]) -> Self {
-        let python = python.display().to_string();
-        let words = words.iter().map(ToString::to_string);
+    /// A process of this program on this node.
+    pub fn new(node: usize, program: &Path) -> Self {
         Part {
             node,
-            command: [python].into_iter().chain(words).collect(),
+            command: vec![program.into()],
             listens: None,
         }
     }
 
-    /// A server that listens at this port.
+    /// Adds arguments, with blanks between.
+    pub fn words(mut self, words: &str) -> Self {
+        let words = words.split_whitespace().map(OsString::from);
+        self.command.extend(words);
+        self
+    }
+
+    /// Adds a path, which may have blanks.
+    pub fn path(mut self, path: impl Into<OsString>) -> Self {
+        self.command.push(path.into());
+        self
+    }
+
+    /// It is a server that listens at this port.
     pub fn server(mut self, port: u16) -> Self {
         self.listens = Some(port);
         self
@@ -60,24 +73,45 @@ impl Part {
 
 /// A framework, with a job whose result is a digest.
 pub struct Framework {
-    pub name: &'static str,
-    /// The interpreter that has it.
-    pub python: PathBuf,
+    name: &'static str,
     /// The module by which its presence is checked.
-    pub module: &'static str,
-    pub parts: fn(&Lab, &Path) -> Vec<Part>,
-    /// Whether a job without SLIM fails. If not, the framework itself repeats work that is lost.
-    pub bare_fails: bool,
+    module: &'static str,
+    /// The interpreter that has it.
+    python: PathBuf,
+    /// Whether the framework itself repeats work that is lost. Otherwise a job without SLIM must fail.
+    repeats: bool,
 }
 
-/// The interpreter for which `scripts/setup` has installed the wheels of the frameworks.
-pub fn with_wheels() -> PathBuf {
-    cache_dir().join("frameworks/bin/python")
+impl Framework {
+    /// A framework for which `scripts/setup` has installed wheels.
+    pub fn wheel(name: &'static str, module: &'static str) -> Self {
+        Framework {
+            name,
+            module,
+            python: cache_dir().join("frameworks/bin/python"),
+            repeats: false,
+        }
+    }
+
+    /// A framework of a Debian package.
+    pub fn debian(name: &'static str, module: &'static str) -> Self {
+        Framework {
+            python: "/usr/bin/python3".into(),
+            ..Self::wheel(name, module)
+        }
+    }
+
+    /// The framework itself repeats work that is lost.
+    pub fn repeats(mut self) -> Self {
+        self.repeats = true;
+        self
+    }
 }
 
-pub fn script(name: &str) -> String {
+/// A program of `programs/frameworks`.
+pub fn script(name: &str) -> PathBuf {
     let source = artifacts::source(&format!("frameworks/{name}"));
-    source.expect("the program").display().to_string()
+    source.expect("the program")
 }
 
 /// The address of a node.
@@ -85,14 +119,21 @@ pub fn address(lab: &Lab, node: usize) -> String {
     lab.node(node).address(0).to_string()
 }
 
-/// Four processes, two on each node. `words` gets the number of the process.
-pub fn four(python: &Path, words: impl Fn(usize) -> Vec<String>) -> Vec<Part> {
+/// Four processes of a program, two on each node. `arguments` gets the number of the process.
+pub fn four(python: &Path, program: &str, arguments: impl Fn(usize) -> String) -> Vec<Part> {
     let part = |n| {
-        let words = words(n);
-        let words: Vec<_> = words.iter().map(String::as_str).collect();
-        Part::new(n / 2, python, &words)
+        let part = Part::new(n / 2, python).path(script(program));
+        part.words(&arguments(n))
     };
     (0..4).map(part).collect()
+}
+
+/// How a job is run.
+#[derive(Clone, Copy)]
+struct How {
+    slim: bool,
+    kills: bool,
+    limit: Duration,
 }
 
 /// How a run ended.
@@ -117,10 +158,11 @@ impl Framework {
     }
 
     /// Starts the parts on a lab, waits for them, and kills connections meanwhile if wanted.
-    fn run(&self, lab: &Lab, slim: bool, kills: bool, limit: Duration) -> Outcome {
+    fn run(&self, lab: &Lab, parts: Vec<Part>, how: How) -> Outcome {
+        let How { slim, kills, limit } = how;
         let start = Instant::now();
         let (mut servers, mut running) = (Vec::new(), Vec::new());
-        for part in (self.parts)(lab, &self.python) {
+        for part in parts {
             let mut process = Running::start(command(lab, &part, slim)).expect("start a process");
             let Some(port) = part.listens else {
                 running.push(process);
@@ -240,24 +282,36 @@ fn command(lab: &Lab, part: &Part, slim: bool) -> Command {
     command
 }
 
-/// The test of one framework.
-pub fn rides_through(test: &str, framework: &Framework) {
+/// The test of one framework. `parts` are the processes of the job on this lab, whose Python programs need this interpreter.
+pub fn rides_through(test: &str, framework: &Framework, parts: impl Fn(&Lab, &Path) -> Vec<Part>) {
     if !framework.is_there(test) {
         return;
     }
+    let name = framework.name;
     // A lab for each run: some frameworks cannot listen at a port that the last run has used a moment ago.
-    let fresh = |way: &str| lab(&format!("{}-{way}", framework.name), 2, 1);
-    let Some(quiet) = fresh("quiet") else {
+    let run = |way: &str, how| {
+        let lab = lab(&format!("{name}-{way}"), 2, 1)?;
+        let outcome = framework.run(&lab, parts(&lab, &framework.python), how);
+        Some((outcome, lab))
+    };
+    let quiet = How {
+        slim: false,
+        kills: false,
+        limit: LIMIT,
+    };
+    let Some((undisturbed, _)) = run("quiet", quiet) else {
         return;
     };
-    let name = framework.name;
-    let undisturbed = framework.run(&quiet, false, false, LIMIT);
     let digests = undisturbed.digests.expect("an undisturbed run");
     assert_eq!(digests.len(), 1, "{name}: {digests:?}");
 
-    let disturbed = fresh("killed").expect("a second lab");
-    let slim = framework.run(&disturbed, true, true, LIMIT);
-    let events = Events::read(&disturbed);
+    let disturbed = How {
+        slim: true,
+        kills: true,
+        ..quiet
+    };
+    let (slim, lab) = run("killed", disturbed).expect("a second lab");
+    let events = Events::read(&lab);
     let resumed: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
     let pauses = events.pauses();
     let pause = |percent: usize| pauses.get(pauses.len() * percent / 100).unwrap_or(&0.0) * 1e3;
@@ -276,9 +330,13 @@ pub fn rides_through(test: &str, framework: &Framework) {
     let wrong = events.wrongly_given_up(slim.done);
     assert!(wrong.is_empty(), "{name}: {wrong:#?}");
 
-    if framework.bare_fails {
-        let bare = fresh("bare").expect("a third lab");
-        let bare = framework.run(&bare, false, true, BARE_LIMIT);
+    if !framework.repeats {
+        let bare = How {
+            kills: true,
+            limit: BARE_LIMIT,
+            ..quiet
+        };
+        let (bare, _) = run("bare", bare).expect("a third lab");
         println!("{name}: bare, {} killed: {:?}", bare.killed, bare.digests);
         assert!(
             bare.digests != Ok(digests),

@@ -69,15 +69,21 @@ const HOST_FILES: &[&str] = &[
     "PRTE_MCA_prte_default_hostfile",
 ];
 
+/// A row of a table of options.
+type OptionRow = (OptionRole, &'static [&'static str]);
+
+const HOSTS: OptionRow = (OptionRole::Hosts, &["H", "host"]);
+const LISTS_OF_HOSTS: OptionRow = (
+    OptionRole::HostFile,
+    &["hostfile", "machinefile", "default-hostfile"],
+);
+
 /// The options of `mpirun` 4.1.
-const OPTIONS_4: &[(OptionRole, &[&str])] = &[
+const OPTIONS_4: &[OptionRow] = &[
     (OptionRole::Export, &["x"]),
     (OptionRole::Parameter, &["mca", "gmca"]),
-    (OptionRole::Hosts, &["H", "host"]),
-    (
-        OptionRole::HostFile,
-        &["hostfile", "machinefile", "default-hostfile"],
-    ),
+    HOSTS,
+    LISTS_OF_HOSTS,
     (
         OptionRole::Values(1),
         &[
@@ -189,17 +195,14 @@ const OPTIONS_4: &[(OptionRole, &[&str])] = &[
 ];
 
 /// The options of `mpirun` 5.0 and `prterun` 3.
-const OPTIONS_5: &[(OptionRole, &[&str])] = &[
+const OPTIONS_5: &[OptionRow] = &[
     (OptionRole::Export, &["x", "set-env"]),
     (
         OptionRole::Parameter,
         &["mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"],
     ),
-    (OptionRole::Hosts, &["H", "host"]),
-    (
-        OptionRole::HostFile,
-        &["hostfile", "machinefile", "default-hostfile"],
-    ),
+    HOSTS,
+    LISTS_OF_HOSTS,
     (
         OptionRole::Values(1),
         &[
