@@ -218,7 +218,8 @@ impl Driver {
                     || (connection.is_some() && connection_at(local, remote) == connection);
                 self.add_flow(now, token, io);
                 if !stands {
-                    return self.endpoint.open_ended(now, token, local, remote);
+                    let ends = (local, remote);
+                    return self.endpoint.open_ended(now, token, ends, connection);
                 }
                 // First, so that HELLO names only addresses where peers can reach this process.
                 let served = !self.endpoint.may_know(remote.ip()) || self.serve_at(local);

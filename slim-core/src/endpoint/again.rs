@@ -235,14 +235,18 @@ impl Endpoint {
     }
 
     /// As [`open`](Self::open), for an accepted connection that the kernel has closed already, if the HELLO that waits for its
-    /// addresses [may be for a later connection](Self::is_awaited_again). The flow is plain TCP.
+    /// addresses [may be for a later connection](Self::is_awaited_again). The flow is plain TCP. `connection` is the kernel's number
+    /// of it, if known.
     pub fn open_ended(
         &mut self,
         now: Time,
         token: FlowToken,
-        local: SocketAddr,
-        remote: SocketAddr,
+        (local, remote): (SocketAddr, SocketAddr),
+        connection: Option<u64>,
     ) {
+        if let Some(connection) = connection {
+            self.numbers.insert(token, connection);
+        }
         let ends = Ends::new(plain(local), plain(remote));
         let mut flow = FlowRecord::new(now, token, Role::Acceptor, ends);
         flow.go(State::Legacy);

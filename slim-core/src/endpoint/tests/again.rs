@@ -207,12 +207,32 @@ fn a_connection_accepted_after_its_end_takes_no_hello_of_the_next() {
     pair.run();
     let [a, b] = addrs();
     assert!(pair.ends[B].is_awaited_again(b, a));
-    pair.ends[B].open_ended(pair.now, FLOW, b, a);
+    pair.ends[B].open_ended(pair.now, FLOW, (b, a), None);
     pair.run();
     assert_eq!(pair.state(B), Some(State::Legacy));
     pair.open_second(B);
     pair.run();
     assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+/// Another process makes the next connection, so its flow id does not say that the addresses were in use before.
+#[test]
+fn a_connection_accepted_after_its_end_does_not_refuse_the_hello_of_another_process() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    let hello = pair.said(A);
+    let [a, b] = addrs();
+    pair.ends[B].open_ended(pair.now, FLOW, (b, a), Some(17));
+    pair.ends_first(B);
+    pair.wait(ms(1_200));
+    let earlier = pair.ends[B].may_be_of_later(pair.now, control(A), &hello);
+    let earlier = earlier.expect("the ended connection");
+    assert_eq!((earlier.flow, earlier.connection), (None, Some(17)));
+    // The driver finds that the kernel has a connection with another number.
+    pair.ends[B].release_addresses(&earlier);
+    pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
+    pair.run();
+    assert_eq!(pair.kinds(A).last(), Some(&Kind::HelloWait));
 }
 
 /// The kernel has closed the accepted connection, which may be the earlier one or this one. No connection is left in the queue,
@@ -227,7 +247,7 @@ fn a_connection_accepted_after_its_end_gets_its_error_soon() {
     pair.run();
     let hello = pair.heard[B].last().unwrap().clone();
     let [a, b] = addrs();
-    pair.ends[B].open_ended(pair.now, FLOW, b, a);
+    pair.ends[B].open_ended(pair.now, FLOW, (b, a), None);
     pair.ends[A].fault(pair.now, SECOND, Cause::Errno(RESET));
     pair.wait(ms(400));
     assert_eq!(pair.second(), [Some(State::Negotiating), None]);
