@@ -1,18 +1,23 @@
 // Connections break again and again while one end sends its last bytes and closes. At the other end two threads read from each
 // connection, and a third fetches its errors. The end of the stream must not be reported before the last byte. T_ARGS: rounds.
+// A connection that has ended may be destroyed before a reader has seen the end; then the reader gets an error. It must be a rare one.
 #include "t.h"
 
 enum { CONNECTIONS = 12, READERS = 2, PIECE = 700 };
 
 static int conns[CONNECTIONS];
-static _Atomic long got[CONNECTIONS];
+static _Atomic long got[CONNECTIONS], errors[CONNECTIONS];
 static _Atomic int over;
+static int after_the_end;
 
 static void *reads(void *p) {
     long i = (long)p;
     char b[3000];
     for (ssize_t n; (n = recv(conns[i], b, sizeof b, 0)) != 0; got[i] += n)
-        if (n < 0) return line("recv: %s", ename(errno)), NULL;
+        if (n < 0) {
+            errors[i]++;
+            break;
+        }
     return NULL;
 }
 
@@ -37,14 +42,15 @@ static void receive_all(int round) {
     pthread_t readers[CONNECTIONS][READERS], asker;
     over = 0;
     for (long i = 0; i < CONNECTIONS; i++) {
-        got[i] = 0;
+        got[i] = errors[i] = 0;
         for (int k = 0; k < READERS; k++) pthread_create(&readers[i][k], NULL, reads, (void *)i);
     }
     pthread_create(&asker, NULL, asks, NULL);
     for (int i = 0; i < CONNECTIONS; i++) {
         long all = hear();
         for (int k = 0; k < READERS; k++) pthread_join(readers[i][k], NULL);
-        if (got[i] != all) line("round %d: the end after %ld of %ld bytes", round, got[i], all);
+        if (got[i] != all) line("round %d: the end or an error after %ld of %ld bytes", round, got[i], all);
+        after_the_end += errors[i];
     }
     over = 1;
     pthread_join(asker, NULL);
@@ -92,5 +98,6 @@ int main(int argc, char **argv) {
         meet();
     }
     line("%d rounds", rounds);
+    if (after_the_end > rounds * CONNECTIONS * READERS / 20) line("%d errors in place of the end", after_the_end);
     return 0;
 }
