@@ -20,13 +20,17 @@ impl MpiEntry {
             return Vec::new();
         };
         let text = match value_of(&self.syntax.read(args), OptionRole::OptionFile) {
-            Some(named) => fs::read(named).ok(),
-            None => file
-                .places(launcher, variable)
-                .find_map(|path| fs::read(path).ok()),
+            Some(named) => read(Path::new(&named)),
+            None => file.places(launcher, variable).find_map(|path| read(&path)),
         };
         words(&text.unwrap_or_default())
     }
+}
+
+/// The content of a regular file. The bytes of a pipe would be missing when the launcher reads it.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let regular = fs::metadata(path).is_ok_and(|file| file.is_file());
+    regular.then(|| fs::read(path).ok()).flatten()
 }
 
 impl OptionFile {
@@ -117,5 +121,7 @@ mod tests {
         assert_eq!(found(&line, true), [""; 0]);
         fs::write(&given, "given").unwrap();
         assert_eq!(found(&line, true), ["given"]);
+        // What is no regular file is left to the launcher.
+        assert_eq!(found(&["-configfile", "/dev/zero", "p"], true), [""; 0]);
     }
 }
