@@ -68,6 +68,7 @@ fn a_child_that_keeps_the_connection() {
     for (args, wanted) in [
         ("exit", "an error\n"),
         ("close", "an error\n"),
+        ("close,blind", "an error\n"),
         ("exit,closed", "4 bytes, and the end\n"),
         ("close,closed", "4 bytes, and the end\n"),
     ] {

@@ -240,17 +240,20 @@ fn remove_number(
 }
 
 /// Whether another process has the file that is under the flow's number `fd` here: a child that was forked while the connection was
-/// open. It is looked for under the same number, and under the standard numbers.
+/// open. It is looked for under the same number, and under the standard numbers. True if /proc does not tell.
 fn is_held_elsewhere(f: &Flow, fd: c_int) -> bool {
-    let mut held = false;
+    let (mut held, mut tells) = (false, false);
     sys::for_each_process(|pid| {
-        let is_it = |number: &c_int| {
-            let file = runtime::file_in(pid, *number);
+        let has = |number: c_int| {
+            let file = runtime::file_in(pid, number);
             file.is_some_and(|file| f.is_file(file))
         };
-        held |= pid != sys::pid() && [fd, 0, 1, 2].iter().any(is_it);
+        match pid == sys::pid() {
+            true => tells |= has(fd),
+            false => held |= [fd, 0, 1, 2].into_iter().any(has),
+        }
     });
-    held
+    held || !tells
 }
 
 /// Closes the private transport. Resets it if stashed bytes are unread: the kernel does that only for unread bytes in its own

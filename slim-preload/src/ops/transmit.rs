@@ -218,9 +218,13 @@ impl<S: Source> Transmit<S> {
                     if !urgent && !sys::keep_errno(|| is_without_copies(self.fd)) {
                         return self.go_on(None, plain, real);
                     }
-                    sys::keep_errno(|| match urgent {
-                        true => demoting::demote_for_urgent(flow, self.fd, self.flags),
-                        false => demoting::demote_if_open(flow, self.fd),
+                    sys::keep_errno(|| {
+                        // A connection that has died unnoticed is resumed first.
+                        transport::notice(flow, self.fd);
+                        match urgent {
+                            true => demoting::demote_for_urgent(flow, self.fd, self.flags),
+                            false => demoting::demote_if_open(flow, self.fd),
+                        }
                     });
                     Next::Again
                 }

@@ -1,7 +1,8 @@
 // A process with a broken connection ends, or closes it, while a child that was forked before may have the connection, too. The peer
-// must not see an orderly end as long as the child has it. T_ARGS: how the process ends (exit, close), and whether the child has closed
-// its number (closed).
+// must not see an orderly end as long as the child has it. T_ARGS: how the process ends (exit, close), whether the child has closed
+// its number (closed), and whether there is no /proc (blind).
 #include "t.h"
+#include <sys/mount.h>
 
 static int is(const char *word) { return strstr(getenv("T_ARGS"), word) != NULL; }
 
@@ -56,7 +57,16 @@ static void server(int fd) {
     line("%zu bytes, and the end", got);
 }
 
+// Starts the program anew where /proc is not mounted.
+static void without_proc(char **argv) {
+    MUST(unshare(CLONE_NEWNS));
+    MUST(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+    MUST(umount2("/proc", MNT_DETACH));
+    MUST(execv(argv[0], argv));
+}
+
 int main(int argc, char **argv) {
+    if (is("blind") && !access("/proc/self", F_OK)) without_proc(argv);
     begin_pair(argc, argv, 40);
     int l = -1;
     if (is_server()) l = listener();

@@ -173,7 +173,7 @@ static void every(void) {
     static int fds[512], ok[512];
     static struct value want[512];
     listeners();
-    int owned = another(4, 0), early = another(4, 1), copied = another(4, 0), uncopied = another(4, 0), inherits, mss = MSS, on = 1;
+    int owned = another(4, 0), early = another(4, 1), copied = another(4, 0), uncopied = another(4, 0), late = another(4, 0), inherits, mss = MSS, on = 1;
     meet();
     // Connections accepted from now on inherit the option from their listener.
     int save = four;
@@ -208,6 +208,7 @@ static void every(void) {
         MUST(full_recv(uncopied, &b, 1));
     } else {
         MUST(setsockopt(uncopied, SOL_SOCKET, SO_ZEROCOPY, &on, 4));
+        MUST(setsockopt(late, SOL_SOCKET, SO_ZEROCOPY, &on, 4));
         MUST(send(copied, "c", 1, MSG_ZEROCOPY));
         MUST(send(uncopied, "u", 1, MSG_ZEROCOPY));
     }
@@ -223,6 +224,10 @@ static void every(void) {
     for (int i = 0; i < count; i++)
         if (fds[i]) want[i] = get(fds[i], &rows[i]);
     both_break();
+    // The first such send is the call that meets the break.
+    char z = 0;
+    int arrived = is_server() ? full_recv(late, &z, 1) == 1 && z == 'z' : send(late, "z", 1, MSG_ZEROCOPY) == 1;
+    line("uncopied after a break: %s", arrived ? "held" : "BROKEN");
     for (int i = 0; i < count; i++) {
         if (!fds[i]) continue;
         if (is(rows[i].fate, "Bound")) {
