@@ -240,6 +240,19 @@ fn no_hangup_event_before_the_last_byte() {
     unnoticed("hung_up", &["poll", "epoll", "edges"], 1);
 }
 
+/// A non-blocking call does not fail with EAGAIN after a report that the descriptor is ready.
+#[test]
+fn what_was_reported_as_ready_is_ready() {
+    let all = [
+        "300 20480 0 40",
+        "60 1048576 0 10",
+        "1000 8 2 10",
+        "300 20480 1 40",
+        "60 1048576 2 10",
+    ];
+    unnoticed("told_ready", &all, 1);
+}
+
 /// All bytes sent before a close arrive, even at a thread that met a break just before the flow ended.
 #[test]
 fn last_bytes_before_a_close() {

@@ -55,6 +55,8 @@ struct Away {
     registered: bool,
     /// The error that one of SLIM's calls took from the transport. It becomes pending if the transport is put back.
     taken: Option<NonZeroI32>,
+    /// Whether a non-blocking call that receives, and one that sends, has met the suspension ([`crate::ops::told`]).
+    met: [bool; 2],
 }
 
 /// The part of a flow that changes when its transport does.
@@ -298,6 +300,14 @@ impl Ctl {
         if let Some(away) = self.away_mut() {
             away.taken = away.taken.or(NonZeroI32::new(errno));
         }
+    }
+
+    /// Whether no non-blocking call of this direction has met the suspension before. Notes that one has.
+    pub fn is_first_call(&mut self, sends: bool) -> bool {
+        let met = self
+            .away_mut()
+            .map(|away| &mut away.met[usize::from(sends)]);
+        met.is_some_and(|met| !std::mem::replace(met, true))
     }
 
     /// Notes whether epoll instances have the placeholder of a suspended flow registered. Called before the swap.

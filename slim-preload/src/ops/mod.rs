@@ -18,6 +18,7 @@ pub mod rings;
 pub mod select;
 pub mod socket_options;
 pub mod sockets;
+pub mod told;
 pub mod transmit;
 
 use crate::flow::Flow;
@@ -86,7 +87,9 @@ pub fn came_back_empty() {
 /// `SO_SNDTIMEO`).
 pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, option: c_int) -> Next {
     if dontwait || ctl.is_nonblocking(fd) {
-        drop(ctl);
+        if told::wait(flow, ctl, fd, option == libc::SO_SNDTIMEO) {
+            return Next::Again;
+        }
         came_back_empty();
         return Next::Return(fail(libc::EAGAIN));
     }
