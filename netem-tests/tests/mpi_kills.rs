@@ -28,7 +28,7 @@ fn runs(few: usize) -> usize {
 }
 
 fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills) {
-    let Some(bench) = Bench::new(&format!("{test}-{ranks}"), flavor) else {
+    let Some(bench) = Bench::shared(&format!("{test}-{ranks}"), flavor) else {
         return;
     };
     let mut tally = Tally::new(&bench.test);

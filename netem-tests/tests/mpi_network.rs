@@ -30,7 +30,7 @@ type Trouble = fn(&Lab, &mut Started<'_>) -> String;
 
 /// `longest` is the time limit for a standstill: the duration of the fault plus the time to resume.
 fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
-    let Some(bench) = Bench::new(test, flavor) else {
+    let Some(bench) = Bench::shared(test, flavor) else {
         return;
     };
     let mut tally = Tally::new(&bench.test);
@@ -51,7 +51,7 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
 /// daemons.
 fn component_survives(test: &str, longest: Duration, trouble: Trouble) {
     for flavor in [Flavor::OpenMpi4, Flavor::OpenMpi5Components] {
-        let Some(bench) = ComponentBench::new(test, flavor) else {
+        let Some(bench) = ComponentBench::shared(test, flavor) else {
             continue;
         };
         let mut tally = Tally::new(&bench.bench.test);
@@ -281,7 +281,7 @@ fn component_forged_fin() {
 #[test]
 fn a_bare_job_does_not_survive_a_reset() {
     for flavor in Flavor::ALL {
-        let Some(bench) = Bench::new("bare-reset", flavor) else {
+        let Some(bench) = Bench::shared("bare-reset", flavor) else {
             continue;
         };
         let lab = bench.lab(1);

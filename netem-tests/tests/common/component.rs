@@ -43,9 +43,17 @@ fn built(mpi: &Mpi) -> Result<PathBuf, String> {
 }
 
 impl ComponentBench {
-    /// Everything for jobs of `flavor`, or `None` with the skip and its reason printed.
+    /// Everything for jobs of `flavor` that run alone, or `None` with the skip and its reason printed.
     pub fn new(test: &str, flavor: Flavor) -> Option<Self> {
-        let bench = Bench::new(&format!("btl-{test}"), flavor)?;
+        Self::with(test, Bench::new(&format!("btl-{test}"), flavor)?)
+    }
+
+    /// The same for jobs that may run at the same time as others ([`Bench::shared`]).
+    pub fn shared(test: &str, flavor: Flavor) -> Option<Self> {
+        Self::with(test, Bench::shared(&format!("btl-{test}"), flavor)?)
+    }
+
+    fn with(test: &str, bench: Bench) -> Option<Self> {
         let dir = match built(&bench.mpi) {
             Ok(dir) => dir,
             Err(reason) => {

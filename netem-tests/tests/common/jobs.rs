@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, MutexGuard},
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -29,19 +29,52 @@ pub enum Slim {
     FirstNode,
 }
 
-/// What a test needs to run jobs. Only one test of a test program has it at a time: two jobs at once on a small machine would
-/// disturb each other's timing.
+/// What a test needs to run jobs.
 pub struct Bench {
     pub test: String,
     pub mpi: Mpi,
     program: PathBuf,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
+}
+
+/// A test's right to run a job.
+enum Turn {
+    /// No other test of the test program runs a job meanwhile: two jobs at once on a small machine disturb each other's timing.
+    Alone {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
+    /// Tests of which the timing does not matter much.
+    Shared {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+}
+
+impl Turn {
+    fn wait(shared: bool) -> Self {
+        static TURN: RwLock<()> = RwLock::new(());
+        match shared {
+            true => Turn::Shared {
+                _guard: TURN.read().unwrap_or_else(PoisonError::into_inner),
+            },
+            false => Turn::Alone {
+                _guard: TURN.write().unwrap_or_else(PoisonError::into_inner),
+            },
+        }
+    }
 }
 
 impl Bench {
-    /// Everything for jobs of `flavor`, or `None` with the skip and its reason printed.
+    /// Everything for jobs of `flavor` that run alone, or `None` with the skip and its reason printed.
     pub fn new(test: &str, flavor: Flavor) -> Option<Bench> {
-        static TURN: Mutex<()> = Mutex::new(());
+        Self::find(test, flavor, false)
+    }
+
+    /// The same for jobs that may run at the same time as others, because their timing does not matter much.
+    pub fn shared(test: &str, flavor: Flavor) -> Option<Bench> {
+        Self::find(test, flavor, true)
+    }
+
+    fn find(test: &str, flavor: Flavor, shared: bool) -> Option<Bench> {
         let test = format!("{test}-{}", flavor.word());
         if let Err(error) = Lab::check() {
             skip(&test, error);
@@ -58,12 +91,11 @@ impl Bench {
         let program = mpi
             .build_program("slim_pp.c")
             .expect("build the test program");
-        let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
         Some(Bench {
             test,
             mpi,
             program,
-            _turn: turn,
+            _turn: Turn::wait(shared),
         })
     }
 
