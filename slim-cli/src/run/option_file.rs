@@ -27,10 +27,12 @@ impl MpiEntry {
     }
 }
 
-/// The content of a regular file. The bytes of a pipe would be missing when the launcher reads it.
+/// The content of a file, if there is one. Nothing is read from a pipe, because the launcher would miss these bytes, or from a device.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    let regular = fs::metadata(path).is_ok_and(|file| file.is_file());
-    regular.then(|| fs::read(path).ok()).flatten()
+    match fs::metadata(path).ok()?.is_file() {
+        true => fs::read(path).ok(),
+        false => Some(Vec::new()),
+    }
 }
 
 impl OptionFile {
@@ -117,6 +119,10 @@ mod tests {
         fs::write(&named, "named").unwrap();
         assert_eq!(found(&["p"], true), ["named"]);
         assert_eq!(found(&["p"], false), ["user"]);
+        // With this variable users switch their own file off.
+        fs::remove_file(&named).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &named).unwrap();
+        assert_eq!(found(&["p"], true), [""; 0]);
         let line = ["-configfile", given.to_str().unwrap(), "p"];
         assert_eq!(found(&line, true), [""; 0]);
         fs::write(&given, "given").unwrap();
