@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Scratch, assert_refused, output, slim};
-use slim_lab::{Lab, skip::skip};
+use slim_lab::{Lab, faults::netem::Netem, skip::skip};
 
 #[test]
 fn bad_plans_are_refused_in_one_line() {
@@ -26,6 +26,38 @@ fn bad_plans_are_refused_in_one_line() {
         slim().args(["chaos", "/no/plan.toml", "--", "true"]),
         &["/no/plan.toml"],
     );
+}
+
+/// Without netem in the kernel, a plan that needs it is refused before anything is made, with a line that says what to do.
+#[test]
+fn a_kernel_without_netem_is_named() {
+    let test = "a_kernel_without_netem_is_named";
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    if Netem::default().check().is_ok() {
+        return skip(test, "this kernel has netem");
+    }
+    let scratch = Scratch::new("netem");
+    let plan = scratch.write(
+        "plan.toml",
+        "[[fault]]\nkind = \"kill\"\n[[fault]]\nkind = \"netem\"\nnetem = { loss = \"2%\" }\n",
+    );
+    let mark = scratch.path("mark");
+    assert_refused(
+        slim()
+            .arg("chaos")
+            .arg(plan)
+            .args(["--", "touch"])
+            .arg(&mark),
+        &[
+            "fault 2 (netem)",
+            "has no netem",
+            "modprobe sch_netem",
+            "or use a machine",
+        ],
+    );
+    assert!(!mark.exists(), "the command was run");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs, io,
     os::{
         fd::{AsFd, OwnedFd},
         linux::fs::MetadataExt,
@@ -63,6 +63,16 @@ impl Netns {
             fd: Arc::new(file.into()),
             id: (meta.st_dev(), meta.st_ino()),
         })
+    }
+
+    /// What tells this namespace from others.
+    pub(crate) fn id(&self) -> (u64, u64) {
+        self.id
+    }
+
+    /// A descriptor of the namespace.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
     }
 
     /// Runs `f` on a thread of its own inside this namespace and returns its result.

@@ -1,5 +1,7 @@
 //! `slim chaos`: makes the faults of a plan, for a new command or for a running job.
 
+pub mod active;
+pub mod netem;
 pub mod plan;
 pub mod report;
 pub mod scene;
@@ -19,11 +21,11 @@ use slim_lab::{Error, Lab, SeededRng};
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::lab;
 use crate::run::launcher;
+use active::{ActiveFault, Ongoing};
 use plan::Plan;
 use report::{ChaosReport, FaultRow, seconds};
-use scene::{ActiveFault, Scene};
+use scene::Scene;
 use schedule::Schedule;
-use stopped::StopCounts;
 
 /// How often to check whether the command or the job has ended.
 const TICK: Duration = Duration::from_millis(20);
@@ -77,10 +79,11 @@ pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
     if let Some(command) = options.command.first() {
         launcher::resolve(&command.to_string_lossy())?;
     }
+    let bad = |line: String| CliError::input(format!("{}: {line}", options.plan.display()));
+    Lab::check().map_err(|e| CliError::input(e.to_string()))?;
+    plan.check_kernel().map_err(bad)?;
     let scene = scene(options).map_err(|e| CliError::input(e.to_string()))?;
-    scene
-        .admits(&plan)
-        .map_err(|line| CliError::input(format!("{}: {line}", options.plan.display())))?;
+    scene.admits(&plan).map_err(bad)?;
 
     let child = match (&scene, options.command.split_first()) {
         (Scene::Lab(lab), Some((program, args))) => Some(start(lab, program, args)?),
@@ -100,7 +103,6 @@ pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
 }
 
 fn scene(options: &ChaosOptions) -> Result<Scene, Error> {
-    Lab::check()?;
     match options.pid {
         Some(pid) => Scene::of_process(pid, options.whole_namespace),
         None => {
@@ -148,7 +150,7 @@ fn run(
     };
     let mut schedule = Schedule::new(plan, seed);
     let mut rng = SeededRng::new(seed);
-    let stops = StopCounts::default();
+    let ongoing = Ongoing::default();
     let mut active: Vec<Active> = Vec::new();
     let begin = Instant::now();
     loop {
@@ -180,7 +182,7 @@ fn run(
                 detail: String::new(),
                 failed: false,
             };
-            match scene.strike(fault, &mut rng, &stops) {
+            match scene.strike(fault, &mut rng, &ongoing) {
                 Ok(strike) => {
                     row.node = strike.node;
                     row.detail = strike.detail;

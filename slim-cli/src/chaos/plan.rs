@@ -17,8 +17,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use slim_lab::faults::netem::Netem;
 use strum::IntoStaticStr;
 
+use super::netem;
 use crate::failure::CliError;
 
 /// Longest time in a plan, in seconds: a day. A longer time is taken for a mistake.
@@ -57,7 +59,7 @@ pub struct PlannedFault {
     /// The name of a node, or `any` (the default): a node chosen anew each time.
     #[serde(default = "any_node")]
     pub node: String,
-    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `mtu-hole`, `reset`): 0 is the first.
+    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `mtu-hole`, `netem`, `reset`): 0 is the first.
     #[serde(default)]
     pub path: usize,
     /// How many of the selected connections or processes to hit: one at random, or all.
@@ -72,6 +74,9 @@ pub struct PlannedFault {
     pub peer: Option<IpAddr>,
     /// Only connections with this port at either end.
     pub port: Option<u16>,
+    /// What a line does to packets (`netem`).
+    #[serde(default, deserialize_with = "netem::read")]
+    pub netem: Option<Netem>,
 }
 
 /// What can happen.
@@ -91,6 +96,8 @@ pub enum FaultKind {
     LinkDown,
     /// A router drops all long packets, and tells nobody (an MTU black hole).
     MtuHole,
+    /// Packets that a node sends on a path are delayed, lost, reordered, repeated or damaged.
+    Netem,
     /// A firewall answers with a reset.
     Reset,
     /// A forged RST ends a connection.
@@ -197,6 +204,7 @@ impl FaultKind {
                 | Self::Drop
                 | Self::LinkDown
                 | Self::MtuHole
+                | Self::Netem
                 | Self::Reset
                 | Self::Stop
         )
@@ -244,6 +252,18 @@ impl Plan {
         }
         Ok(())
     }
+
+    /// Checks that this kernel can make the faults, without making any. The error is one line.
+    pub fn check_kernel(&self) -> Result<(), String> {
+        for (n, fault) in self.faults.iter().enumerate() {
+            if let Some(netem) = &fault.netem {
+                netem
+                    .check()
+                    .map_err(|e| format!("fault {} ({}): {e}", n + 1, fault.kind.name()))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl PlannedFault {
@@ -262,6 +282,13 @@ impl PlannedFault {
         }
         if self.lasts.is_some() && !self.kind.lasts() {
             return Err("`lasts` is not allowed: this fault is over at once".into());
+        }
+        match (self.kind == FaultKind::Netem, &self.netem) {
+            (true, None) => {
+                return Err("it needs options, such as netem = { delay = \"5ms\" }".into());
+            }
+            (false, Some(_)) => return Err("`netem` is for the kind netem only".into()),
+            _ => {}
         }
         let picks_connections = self.peer.is_some() || self.port.is_some();
         let picks = self.process.is_some() || !self.not_process.is_empty() || picks_connections;

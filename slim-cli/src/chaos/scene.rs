@@ -11,11 +11,11 @@ use procfs::process::all_processes;
 use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
-use slim_lab::faults::{link, nft};
+use slim_lab::faults::{lines, link, nft};
 use slim_lab::{Error, Lab, Netns, Node, SeededRng};
 
+use super::active::{ActiveFault, Ongoing};
 use super::plan::{FaultKind, Hit, Plan, PlannedFault};
-use super::stopped::{StopCounts, StoppedProcesses};
 
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
@@ -55,40 +55,6 @@ pub struct Strike {
     pub detail: String,
     /// Ends the fault when dropped; none if it is over at once.
     pub guard: Option<ActiveFault>,
-}
-
-/// A fault in force; it ends when this is lifted or dropped.
-#[derive(Debug)]
-pub enum ActiveFault {
-    /// Firewall rules.
-    Firewall(Vec<nft::RuleGuard>),
-    /// A link that is down.
-    Link(link::Down),
-    /// Addresses that are removed.
-    Address(link::Removed),
-    /// Processes that are stopped.
-    Stopped(StoppedProcesses),
-}
-
-impl ActiveFault {
-    /// Ends the fault. Returns what it did, if that is known.
-    pub fn lift(self) -> Result<Option<String>, Error> {
-        match self {
-            Self::Firewall(guards) => {
-                let mut packets = 0;
-                for guard in guards {
-                    packets += guard.lift()?.packets;
-                }
-                Ok(Some(format!("{packets} packets stopped")))
-            }
-            Self::Link(down) => down.lift().map(|()| None),
-            Self::Address(removed) => removed.lift().map(|()| None),
-            Self::Stopped(stopped) => {
-                drop(stopped);
-                Ok(None)
-            }
-        }
-    }
 }
 
 impl Scene {
@@ -143,8 +109,13 @@ impl Scene {
             Self::Namespace { is_own: true, .. } if fault.kind != FaultKind::Kill => Err(
                 "it would hit the whole host: only `kill` is possible in our own namespace".into(),
             ),
-            Self::Namespace { .. } => match fault.kind {
+            Self::Namespace { net, .. } => match fault.kind {
                 FaultKind::Kill | FaultKind::Drop | FaultKind::Reset => Ok(()),
+                FaultKind::Netem => {
+                    let names = net.interfaces().map_err(|e| e.to_string())?;
+                    let free = |name: &String| lines::check_free(net, name);
+                    names.iter().try_for_each(free).map_err(|e| e.to_string())
+                }
                 _ => Err("this kind is for the lab only".into()),
             },
             Self::Job { .. } => Ok(()),
@@ -159,12 +130,12 @@ impl Scene {
         }
     }
 
-    /// Makes a fault. `stops` are those of the whole run.
+    /// Makes a fault. `ongoing` is what faults of the whole run have in common.
     pub fn strike(
         &self,
         fault: &PlannedFault,
         rng: &mut SeededRng,
-        stops: &StopCounts,
+        ongoing: &Ongoing,
     ) -> Result<Strike, Error> {
         match fault.kind {
             FaultKind::Kill => self.kill(fault, rng),
@@ -173,7 +144,8 @@ impl Scene {
             FaultKind::Drop => self.firewall(fault, nft::Rule::drop, rng),
             FaultKind::Reset => self.firewall(fault, nft::Rule::reset, rng),
             FaultKind::MtuHole => self.firewall(fault, || nft::Rule::drop().longer_than(HOLE), rng),
-            FaultKind::Stop => self.stop(fault, rng, stops),
+            FaultKind::Stop => self.stop(fault, rng, ongoing),
+            FaultKind::Netem => self.netem(fault, rng, ongoing),
             FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
                 let down = link::down(node, fault.path)?;
@@ -261,7 +233,7 @@ impl Scene {
         &self,
         fault: &PlannedFault,
         rng: &mut SeededRng,
-        stops: &StopCounts,
+        ongoing: &Ongoing,
     ) -> Result<Strike, Error> {
         let node = self.node(fault, rng)?;
         let mut chosen = node.processes();
@@ -272,7 +244,7 @@ impl Scene {
         if fault.hit == Hit::One && chosen.len() > 1 {
             chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
         }
-        let stopped = stops.stop(chosen.iter().map(|process| process.pid));
+        let stopped = ongoing.stops.stop(chosen.iter().map(|process| process.pid));
         let names = chosen
             .iter()
             .map(|one| format!("{} ({})", one.name, one.pid));
@@ -334,6 +306,31 @@ impl Scene {
             &name,
             "firewall in force".into(),
             ActiveFault::Firewall(guards),
+        ))
+    }
+
+    fn netem(
+        &self,
+        fault: &PlannedFault,
+        rng: &mut SeededRng,
+        ongoing: &Ongoing,
+    ) -> Result<Strike, Error> {
+        let netem = fault.netem.clone().unwrap_or_default();
+        let (node, net, names) = match self {
+            Self::Lab(_) => {
+                let node = self.node(fault, rng)?;
+                (node.name(), node.net(), vec![node.interface(fault.path)])
+            }
+            Self::Job { net, .. } | Self::Namespace { net, .. } => ("-", net, net.interfaces()?),
+        };
+        let guards = names
+            .iter()
+            .map(|name| ongoing.lines.apply(net, name, &netem))
+            .collect::<Result<_, _>>()?;
+        Ok(lasting(
+            node,
+            format!("{}: {netem}", names.join(", ")),
+            ActiveFault::Netem(guards),
         ))
     }
 

@@ -1,0 +1,239 @@
+//! Interfaces with [`Netem`] on them. Faults may overlap: what several say of one interface is put together, and each one ends alone.
+//!
+//! Nothing is left behind, however the program ends: a watcher (a shell) waits for the end of a pipe that the program holds, and then
+//! removes netem, unless the program has said that it is over.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    io::{PipeWriter, Write, pipe},
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    process::{Child, Command, Stdio},
+    rc::Rc,
+};
+
+use serde_json::Value;
+
+use super::netem::{Netem, outcome};
+use crate::{Error, Netns, Result, node::SYSTEM_PATH};
+
+/// The handles of our disciplines, in turn: netem would keep options that it is not told when it is changed, so each change is a new one.
+const HANDLES: [&str; 2] = ["5111:", "5112:"];
+
+/// The watcher's script; its argument is the interface. The network namespace is its standard output.
+const WATCHER: &str = r#"
+read -r end
+[ "$end" = over ] && exit
+for handle in 5111: 5112:; do
+  nsenter --net=/proc/self/fd/1 tc qdisc del dev "$1" root handle "$handle"
+done
+"#;
+
+/// The interfaces that have netem now.
+#[derive(Clone, Debug, Default)]
+pub struct Lines(Rc<RefCell<HashMap<Place, Line>>>);
+
+/// A network namespace and an interface in it.
+type Place = ((u64, u64), String);
+
+/// An interface with netem.
+#[derive(Debug)]
+struct Line {
+    net: Netns,
+    interface: String,
+    /// The faults in force, the oldest first, each with its number.
+    faults: Vec<(usize, Netem)>,
+    /// The number of the next fault.
+    next: usize,
+    /// The handle in force: an index of [`HANDLES`].
+    handle: Option<usize>,
+    watcher: Child,
+    /// The pipe whose end the watcher waits for.
+    alive: Option<PipeWriter>,
+}
+
+/// One fault in force. It ends when this is lifted or dropped.
+#[derive(Debug)]
+pub struct LineGuard {
+    lines: Lines,
+    place: Place,
+    number: usize,
+    lifted: bool,
+}
+
+/// Checks that the interface has no queueing discipline but the kernel's default, which the kernel itself puts back.
+///
+/// # Errors
+/// It has one of its own.
+pub fn check_free(net: &Netns, interface: &str) -> Result<()> {
+    match root(net, interface)? {
+        (_, handle) if handle == "0:" => Ok(()),
+        (kind, handle) => Err(Error::Invalid(format!(
+            "{interface} has a queueing discipline of its own ({kind} {handle}), which netem would replace: remove it first \
+             (tc qdisc del dev {interface} root)"
+        ))),
+    }
+}
+
+/// Kind and handle of the discipline at the root of an interface. The kernel's default has the handle `0:`.
+fn root(net: &Netns, interface: &str) -> Result<(String, String)> {
+    let text = net.exec("tc", &["-j", "qdisc", "show", "dev", interface])?;
+    let json: Value =
+        serde_json::from_str(&text).map_err(|e| Error::Invalid(format!("tc -j qdisc: {e}")))?;
+    let all = json.as_array().map(Vec::as_slice).unwrap_or_default();
+    let root = all.iter().find(|one| one["root"] == true);
+    let word = |key: &str| root.and_then(|one| one[key].as_str());
+    Ok((
+        word("kind").unwrap_or("noqueue").to_owned(),
+        word("handle").unwrap_or("0:").to_owned(),
+    ))
+}
+
+impl Lines {
+    /// Puts `netem` on an interface, together with what is there already. The newest fault that says something of a property decides it.
+    ///
+    /// # Errors
+    /// The kernel cannot do it, or the interface has a discipline that is not from here.
+    pub fn apply(&self, net: &Netns, interface: &str, netem: &Netem) -> Result<LineGuard> {
+        let place = (net.id(), interface.to_owned());
+        let mut lines = self.0.borrow_mut();
+        if !lines.contains_key(&place) {
+            check_free(net, interface)?;
+            lines.insert(place.clone(), Line::new(net, interface)?);
+        }
+        let line = lines.get_mut(&place).expect("it is there or was made");
+        let number = line.next;
+        line.next += 1;
+        line.faults.push((number, netem.clone()));
+        drop(lines);
+        let guard = LineGuard {
+            lines: self.clone(),
+            place,
+            number,
+            lifted: false,
+        };
+        // If it fails, the guard takes the fault back.
+        self.renew(&guard.place)?;
+        Ok(guard)
+    }
+
+    /// Makes the interface do what the faults in force say.
+    fn renew(&self, place: &Place) -> Result<()> {
+        match self.0.borrow_mut().get_mut(place) {
+            Some(line) => line.renew(),
+            None => Ok(()),
+        }
+    }
+
+    /// One fault is over.
+    fn release(&self, place: &Place, number: usize) -> Result<()> {
+        let mut lines = self.0.borrow_mut();
+        let Some(line) = lines.get_mut(place) else {
+            return Ok(());
+        };
+        line.faults.retain(|(n, _)| *n != number);
+        let result = line.renew();
+        if line.faults.is_empty() {
+            lines.remove(place);
+        }
+        result
+    }
+}
+
+impl Line {
+    fn new(net: &Netns, interface: &str) -> Result<Self> {
+        let io = || Error::io(format!("watch {interface}"));
+        let (read, alive) = pipe().map_err(io())?;
+        let mut watcher = Command::new("/bin/sh");
+        watcher.args(["-c", WATCHER, "watcher", interface]);
+        watcher.env_clear().env("PATH", SYSTEM_PATH);
+        // An interrupt typed at the terminal must not end it. It is not in the namespace, so nobody takes it for a process of a job there.
+        watcher.process_group(0);
+        let namespace = net.descriptor().map_err(io())?;
+        watcher.stdin(read).stdout(namespace).stderr(Stdio::null());
+        Ok(Line {
+            net: net.clone(),
+            interface: interface.to_owned(),
+            faults: Vec::new(),
+            next: 0,
+            handle: None,
+            watcher: watcher.spawn().map_err(io())?,
+            alive: Some(alive),
+        })
+    }
+
+    fn renew(&mut self) -> Result<()> {
+        let all = self.faults.iter().map(|(_, netem)| netem);
+        let netem = all.fold(Netem::default(), |older, newer| older.with(newer));
+        if netem.is_empty() {
+            if let Some(old) = self.handle {
+                self.tc("del", &["handle", HANDLES[old]])?;
+                self.handle = None;
+            }
+            return Ok(());
+        }
+        self.check_ours()?;
+        let new = self.handle.map_or(0, |old| 1 - old);
+        let arguments = netem.arguments();
+        let mut words = vec!["handle", HANDLES[new], "netem"];
+        words.extend(arguments.iter().map(String::as_str));
+        self.tc("replace", &words)?;
+        self.handle = Some(new);
+        Ok(())
+    }
+
+    /// Somebody else may have changed the interface since the first fault.
+    fn check_ours(&self) -> Result<()> {
+        match self.handle {
+            Some(old) if root(&self.net, &self.interface)?.1 == HANDLES[old] => Ok(()),
+            _ => check_free(&self.net, &self.interface),
+        }
+    }
+
+    /// Runs `tc qdisc VERB dev … root …`. It holds the watcher's pipe, so the watcher acts after it.
+    fn tc(&self, verb: &str, rest: &[&str]) -> Result<()> {
+        let mut words = vec!["qdisc", verb, "dev", &self.interface, "root"];
+        words.extend(rest);
+        let line = format!("tc {}", words.join(" "));
+        let mut command = self.net.command("tc");
+        command.args(&words);
+        if let Some(alive) = &self.alive {
+            let alive = alive.try_clone().map_err(Error::io(line.clone()))?;
+            command.stdin(OwnedFd::from(alive));
+        }
+        outcome(&line, command.output())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // Without the word, the watcher removes what is left. It may be dead already.
+        if let Some(mut alive) = self.alive.take()
+            && self.handle.is_none()
+        {
+            let _ = alive.write_all(b"over\n");
+        }
+        let _ = self.watcher.wait();
+    }
+}
+
+impl LineGuard {
+    /// Ends the fault; others on the interface stay in force.
+    pub fn lift(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.lifted, true) {
+            return Ok(());
+        }
+        self.lines.release(&self.place, self.number)
+    }
+}
+
+impl Drop for LineGuard {
+    fn drop(&mut self) {
+        // The interface may be gone already.
+        let _ = self.end();
+    }
+}
