@@ -5,6 +5,7 @@ pub mod calls;
 pub mod component;
 pub mod events;
 pub mod framework;
+pub mod guest;
 pub mod jobs;
 pub mod kills;
 pub mod launcher;

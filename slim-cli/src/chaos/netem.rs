@@ -34,7 +34,6 @@ pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Netem>,
 struct Options {
     delay: Option<Time>,
     jitter: Option<Time>,
-    delay_correlation: Option<Percent>,
     distribution: Option<Shape>,
     loss: Option<Percent>,
     loss_correlation: Option<Percent>,
@@ -215,7 +214,6 @@ impl Options {
             delay: self.delay.map(|mean| Delay {
                 mean: mean.0,
                 jitter: self.jitter.map_or(Duration::ZERO, |jitter| jitter.0),
-                correlation: self.delay_correlation.map_or(0.0, |share| share.0),
                 distribution: self.distribution.map(Into::into).unwrap_or_default(),
             }),
             loss: chance(self.loss, self.loss_correlation),
@@ -237,57 +235,43 @@ impl Options {
 
     /// Options that mean nothing without another one.
     fn check(&self) -> Result<(), String> {
-        let delay = self.delay.is_some_and(|time| !time.0.is_zero());
-        let jitter = self.jitter.is_some_and(|time| !time.0.is_zero());
-        let slot = self.slot.is_some();
-        for (option, given, other, there) in [
-            ("jitter", self.jitter.is_some(), "delay", delay),
-            (
-                "delay_correlation",
-                self.delay_correlation.is_some(),
-                "jitter",
-                jitter,
-            ),
-            (
-                "distribution",
-                self.distribution.is_some(),
-                "jitter",
-                jitter,
-            ),
-            (
-                "loss_correlation",
-                self.loss_correlation.is_some(),
-                "loss",
-                self.loss.is_some(),
-            ),
-            ("reorder", self.reorder.is_some(), "delay", delay),
-            (
-                "reorder_correlation",
-                self.reorder_correlation.is_some(),
-                "reorder",
-                self.reorder.is_some(),
-            ),
-            ("gap", self.gap.is_some(), "reorder", self.reorder.is_some()),
-            (
-                "duplicate_correlation",
-                self.duplicate_correlation.is_some(),
-                "duplicate",
-                self.duplicate.is_some(),
-            ),
-            (
-                "corrupt_correlation",
-                self.corrupt_correlation.is_some(),
-                "corrupt",
-                self.corrupt.is_some(),
-            ),
-            ("slot_packets", self.slot_packets.is_some(), "slot", slot),
-            ("slot_bytes", self.slot_bytes.is_some(), "slot", slot),
-        ] {
-            if given && !there {
-                return Err(format!("`{option}` needs `{other}` (more than 0)"));
-            }
-        }
-        Ok(())
+        let is_time = |time: Option<Time>| time.is_some_and(|time| !time.0.is_zero());
+        let (delay, jitter) = (is_time(self.delay), is_time(self.jitter));
+        let (reorder, slot) = (self.reorder.is_some(), self.slot.is_some());
+        let (loss, corrupt) = (self.loss.is_some(), self.corrupt.is_some());
+        let duplicate = self.duplicate.is_some();
+        needs("jitter", &self.jitter, "delay", delay)?;
+        needs("distribution", &self.distribution, "jitter", jitter)?;
+        needs("loss_correlation", &self.loss_correlation, "loss", loss)?;
+        needs("reorder", &self.reorder, "delay", delay)?;
+        needs(
+            "reorder_correlation",
+            &self.reorder_correlation,
+            "reorder",
+            reorder,
+        )?;
+        needs("gap", &self.gap, "reorder", reorder)?;
+        needs(
+            "duplicate_correlation",
+            &self.duplicate_correlation,
+            "duplicate",
+            duplicate,
+        )?;
+        needs(
+            "corrupt_correlation",
+            &self.corrupt_correlation,
+            "corrupt",
+            corrupt,
+        )?;
+        needs("slot_packets", &self.slot_packets, "slot", slot)?;
+        needs("slot_bytes", &self.slot_bytes, "slot", slot)
+    }
+}
+
+fn needs<T>(name: &str, option: &Option<T>, other: &str, is_there: bool) -> Result<(), String> {
+    match option.is_none() || is_there {
+        true => Ok(()),
+        false => Err(format!("`{name}` needs `{other}` (more than 0)")),
     }
 }
 
@@ -314,12 +298,12 @@ mod tests {
             ("delay = \"5ms\"", "delay 5000us"),
             ("delay = \"0.25 ms\"", "delay 250us"),
             (
-                "delay = \"1s\", jitter = \"20us\", delay_correlation = \"25%\", distribution = \"normal\"",
-                "delay 1000000us 20us 25% distribution normal",
+                "delay = \"1s\", jitter = \"20us\", distribution = \"normal\"",
+                "delay 1000000us 20us distribution normal",
             ),
             (
                 "delay = \"1ms\", jitter = \"1ms\", distribution = \"uniform\"",
-                "delay 1000us 1000us 0%",
+                "delay 1000us 1000us",
             ),
             ("loss = \"2%\"", "loss 2% 0%"),
             (

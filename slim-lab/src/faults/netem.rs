@@ -53,10 +53,9 @@ pub struct Chance {
 pub struct Delay {
     /// On average.
     pub mean: Duration,
-    /// How much it varies.
+    /// How much it varies. (netem's correlation of delays is not offered: the kernel takes the correlated number modulo the range, so the
+    /// delays are not correlated.)
     pub jitter: Duration,
-    /// How much each delay depends on the one before, in percent.
-    pub correlation: f64,
     /// How it is distributed.
     pub distribution: Distribution,
 }
@@ -125,7 +124,7 @@ impl Netem {
         if let Some(delay) = &self.delay {
             add(&["delay".into(), micros(delay.mean)]);
             if !delay.jitter.is_zero() {
-                add(&[micros(delay.jitter), percent(delay.correlation)]);
+                add(&[micros(delay.jitter)]);
                 // tc has no word for the uniform one.
                 if delay.distribution != Distribution::Uniform {
                     add(&["distribution".into(), delay.distribution.to_string()]);
@@ -243,7 +242,6 @@ mod tests {
             delay: Some(Delay {
                 mean: 5 * MS,
                 jitter: MS / 2,
-                correlation: 25.0,
                 distribution: Distribution::ParetoNormal,
             }),
             loss: chance(2.5, 30.0),
@@ -268,7 +266,7 @@ mod tests {
     fn every_option_becomes_arguments_of_tc() {
         assert_eq!(
             all().arguments().join(" "),
-            "limit 500 delay 5000us 500us 25% distribution paretonormal loss 2.5% 30% reorder 5% 50% duplicate 1% 0% \
+            "limit 500 delay 5000us 500us distribution paretonormal loss 2.5% 30% reorder 5% 50% duplicate 1% 0% \
              corrupt 0.1% 0% gap 3 rate 10000000bit slot 2000us 4000us packets 16 bytes 64000"
         );
         let delay = Netem {
