@@ -16,8 +16,8 @@ use common::{connection, guest::here};
 use slim_lab::{
     Lab, Netns, Node,
     faults::{
-        lines::Lines,
-        netem::{Chance, Delay, Distribution, Netem, Reorder, Slot},
+        lines::NetemLines,
+        netem::{Chance, Delay, Distribution, Netem, Reorder, SendSlot},
     },
 };
 
@@ -172,7 +172,7 @@ fn sent_under(lab: &Lab, netem: Netem, count: u32, gap: Duration) -> Vec<Arrival
 fn under<T>(lab: &Lab, netem: Netem, work: impl FnOnce() -> T) -> T {
     let net = lab.node(0).net();
     let before = disciplines(net);
-    let guard = Lines::default().apply(net, &lab.node(0).interface(0), &netem);
+    let guard = NetemLines::default().apply(net, &lab.node(0).interface(0), &netem);
     let guard = guard.unwrap_or_else(|e| panic!("{netem}: {e}"));
     let result = work();
     guard.lift().unwrap();
@@ -322,7 +322,7 @@ fn lines_are_slow_and_have_slots_and_a_limit() {
     assert_eq!(slow.len(), 100);
     assert!((0.75..1.5).contains(&took), "{took}");
 
-    let slot = Slot {
+    let slot = SendSlot {
         from: 50 * MS,
         to: 50 * MS,
         packets: Some(10),
@@ -363,7 +363,7 @@ fn faults_of_one_interface_may_overlap() {
     let net = lab.node(0).net();
     let interface = lab.node(0).interface(0);
     let before = disciplines(net);
-    let lines = Lines::default();
+    let lines = NetemLines::default();
     let apply = |netem| lines.apply(net, &interface, &netem).unwrap();
     let time = || least(&round_trips(&lab, 5));
     let short = apply(delayed(20 * MS));

@@ -18,7 +18,7 @@ use nix::{
 use slim_lab::{
     Lab, Netns, artifacts,
     faults::{
-        lines::Lines,
+        lines::NetemLines,
         netem::{Delay, Netem},
     },
     mpi::{self, Flavor, Mpi, Progress},
@@ -135,7 +135,7 @@ fn a_discipline_of_the_user_is_left_alone() {
     };
     assert!(said.contains("discipline of its own (tbf"), "{said}");
     assert_eq!(disciplines(net), before);
-    assert!(Lines::default().apply(net, &interface, &late).is_err());
+    assert!(NetemLines::default().apply(net, &interface, &late).is_err());
     assert_eq!(disciplines(net), before);
 }
 

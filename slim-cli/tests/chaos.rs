@@ -253,6 +253,21 @@ fn the_example_plans_are_valid() {
     assert!(plans >= 7, "only {plans} examples");
 }
 
+/// And so are those in the document.
+#[test]
+fn the_documented_plans_are_valid() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/CHAOS.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let parts = text.split("```toml\n").skip(1);
+    let plans: Vec<_> = parts
+        .map(|part| part.split("```").next().unwrap())
+        .collect();
+    assert_eq!(plans.len(), 2);
+    for plan in plans {
+        slim_cli::chaos::plan::Plan::parse(plan).unwrap_or_else(|e| panic!("{plan}: {e}"));
+    }
+}
+
 /// `--pid` kills a connection of that process, and of no other one.
 #[test]
 fn a_running_process_loses_its_connection() {

@@ -11,7 +11,7 @@ pub struct Ongoing {
     /// Processes that are stopped.
     pub stops: StopCounts,
     /// Lines with netem.
-    pub lines: lines::Lines,
+    pub lines: lines::NetemLines,
 }
 
 /// A fault in force; it ends when this is lifted or dropped.

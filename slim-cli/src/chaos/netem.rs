@@ -10,11 +10,11 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use serde::{Deserialize, Serialize};
-use slim_lab::faults::netem::{Chance, Delay, Distribution, Netem, Reorder, Slot};
+use slim_lab::faults::netem::{Chance, Delay, Distribution, Netem, Reorder, SendSlot};
 
-/// Longest delay, and longest time between slots.
+/// Longest delay, and longest time between slots. The shortest is a microsecond.
 const MAX_TIME: Duration = Duration::from_secs(60);
 /// Fastest and slowest line, in bits a second.
 const MAX_RATE: u64 = 100_000_000_000;
@@ -24,17 +24,17 @@ const MAX_LIMIT: u32 = 10_000_000;
 
 /// Reads the options of a fault.
 pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Netem>, D::Error> {
-    let options = Options::deserialize(deserializer)?;
+    let options = NetemOptions::deserialize(deserializer)?;
     options.netem().map(Some).map_err(D::Error::custom)
 }
 
 /// The options as they are written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Options {
-    delay: Option<Time>,
-    jitter: Option<Time>,
-    distribution: Option<Shape>,
+struct NetemOptions {
+    delay: Option<LineTime>,
+    jitter: Option<LineTime>,
+    distribution: Option<Distribution>,
     loss: Option<Percent>,
     loss_correlation: Option<Percent>,
     reorder: Option<Percent>,
@@ -44,26 +44,17 @@ struct Options {
     duplicate_correlation: Option<Percent>,
     corrupt: Option<Percent>,
     corrupt_correlation: Option<Percent>,
-    rate: Option<Rate>,
-    slot: Option<Times>,
+    rate: Option<LineRate>,
+    slot: Option<LineTimes>,
     slot_packets: Option<Count>,
     slot_bytes: Option<Count>,
     limit: Option<Count>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Shape {
-    Uniform,
-    Normal,
-    Pareto,
-    ParetoNormal,
-}
-
-/// A value with a unit, or one of which it was forgotten.
+/// A text with a unit, or a number that lacks it.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a text with a unit, such as \"5ms\"")]
-enum Raw {
+enum LineValue {
     Text(String),
     Whole(i64),
     Number(f64),
@@ -71,18 +62,18 @@ enum Raw {
 
 /// A text such as `5ms`.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(try_from = "Raw")]
-struct Time(Duration);
+#[serde(try_from = "LineValue")]
+struct LineTime(Duration);
 
 /// A text such as `2%`, more than 0 and at most 100.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(try_from = "Raw")]
+#[serde(try_from = "LineValue")]
 struct Percent(f64);
 
 /// A text such as `10mbit`, for a second.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(try_from = "Raw")]
-struct Rate(u64);
+#[serde(try_from = "LineValue")]
+struct LineRate(u64);
 
 /// A time, or a range to choose from.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -90,9 +81,9 @@ struct Rate(u64);
     untagged,
     expecting = "expected a time such as \"5ms\" (us, ms or s), or a range such as [\"5ms\", \"10ms\"]"
 )]
-enum Times {
-    One(Time),
-    Range([Time; 2]),
+enum LineTimes {
+    One(LineTime),
+    Range([LineTime; 2]),
 }
 
 /// A whole number, 1 to [`MAX_LIMIT`].
@@ -100,8 +91,8 @@ enum Times {
 #[serde(try_from = "i64")]
 struct Count(u32);
 
-impl Raw {
-    /// The number, and the factor of its unit. The first unit is the example of the message.
+impl LineValue {
+    /// The number, in the unit whose factor is 1. `example` is for the message.
     fn value(self, example: &str, units: &[(&str, f64)]) -> Result<f64, String> {
         let names: Vec<_> = units.iter().map(|(name, _)| *name).collect();
         let want = format!("write a number and its unit ({})", names.join(", "));
@@ -121,25 +112,25 @@ impl Raw {
     }
 }
 
-impl TryFrom<Raw> for Time {
+impl TryFrom<LineValue> for LineTime {
     type Error = String;
 
-    fn try_from(raw: Raw) -> Result<Self, String> {
+    fn try_from(raw: LineValue) -> Result<Self, String> {
         let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
         let micros = raw.value("5ms", &units)?;
         let most = MAX_TIME.as_micros() as f64;
-        if (0.0..=most).contains(&micros) {
+        if (1.0..=most).contains(&micros) {
             Ok(Self(Duration::from_micros(micros.round() as u64)))
         } else {
-            Err(format!("a time must be 0 s to {} s", MAX_TIME.as_secs()))
+            Err(format!("a time must be 1us to {}s", MAX_TIME.as_secs()))
         }
     }
 }
 
-impl TryFrom<Raw> for Percent {
+impl TryFrom<LineValue> for Percent {
     type Error = String;
 
-    fn try_from(raw: Raw) -> Result<Self, String> {
+    fn try_from(raw: LineValue) -> Result<Self, String> {
         let percent = raw.value("2%", &[("%", 1.0)])?;
         if percent > 0.0 && percent <= 100.0 {
             Ok(Self(percent))
@@ -149,10 +140,10 @@ impl TryFrom<Raw> for Percent {
     }
 }
 
-impl TryFrom<Raw> for Rate {
+impl TryFrom<LineValue> for LineRate {
     type Error = String;
 
-    fn try_from(raw: Raw) -> Result<Self, String> {
+    fn try_from(raw: LineValue) -> Result<Self, String> {
         let units = [("bit", 1.0), ("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
         let bits = raw.value("10mbit", &units)?;
         if (MIN_RATE as f64..=MAX_RATE as f64).contains(&bits) {
@@ -174,36 +165,25 @@ impl TryFrom<i64> for Count {
     }
 }
 
-impl Times {
+impl LineTimes {
     fn range(self) -> Result<(Duration, Duration), String> {
         let [from, to] = match self {
             Self::One(time) => [time, time],
             Self::Range(range) => range,
         };
-        match from.0 <= to.0 && !to.0.is_zero() {
+        match from.0 <= to.0 {
             true => Ok((from.0, to.0)),
-            false => Err("the range of `slot` is upside down, or 0".into()),
+            false => Err("the range of `slot` is upside down".into()),
         }
     }
 }
 
-impl From<Shape> for Distribution {
-    fn from(shape: Shape) -> Self {
-        match shape {
-            Shape::Uniform => Self::Uniform,
-            Shape::Normal => Self::Normal,
-            Shape::Pareto => Self::Pareto,
-            Shape::ParetoNormal => Self::ParetoNormal,
-        }
-    }
-}
-
-impl Options {
+impl NetemOptions {
     fn netem(&self) -> Result<Netem, String> {
         self.check()?;
         let slot = self.slot.map(|slot| {
             let (from, to) = slot.range()?;
-            Ok::<_, String>(Slot {
+            Ok::<_, String>(SendSlot {
                 from,
                 to,
                 packets: self.slot_packets.map(|count| count.0),
@@ -214,7 +194,7 @@ impl Options {
             delay: self.delay.map(|mean| Delay {
                 mean: mean.0,
                 jitter: self.jitter.map_or(Duration::ZERO, |jitter| jitter.0),
-                distribution: self.distribution.map(Into::into).unwrap_or_default(),
+                distribution: self.distribution.unwrap_or_default(),
             }),
             loss: chance(self.loss, self.loss_correlation),
             reorder: chance(self.reorder, self.reorder_correlation).map(|chance| Reorder {
@@ -235,8 +215,7 @@ impl Options {
 
     /// Options that mean nothing without another one.
     fn check(&self) -> Result<(), String> {
-        let is_time = |time: Option<Time>| time.is_some_and(|time| !time.0.is_zero());
-        let (delay, jitter) = (is_time(self.delay), is_time(self.jitter));
+        let (delay, jitter) = (self.delay.is_some(), self.jitter.is_some());
         let (reorder, slot) = (self.reorder.is_some(), self.slot.is_some());
         let (loss, corrupt) = (self.loss.is_some(), self.corrupt.is_some());
         let duplicate = self.duplicate.is_some();
@@ -271,7 +250,7 @@ impl Options {
 fn needs<T>(name: &str, option: &Option<T>, other: &str, is_there: bool) -> Result<(), String> {
     match option.is_none() || is_there {
         true => Ok(()),
-        false => Err(format!("`{name}` needs `{other}` (more than 0)")),
+        false => Err(format!("`{name}` needs `{other}`")),
     }
 }
 
@@ -352,8 +331,8 @@ mod tests {
             ("delay = \"5\"", "`5` is not such as `5ms`"),
             ("delay = \"5min\"", "`5min` is not such as `5ms`"),
             ("delay = \"ms\"", "is not such as"),
-            ("delay = \"-1ms\"", "0 s to 60 s"),
-            ("delay = \"61s\"", "0 s to 60 s"),
+            ("delay = \"-1ms\"", "1us to 60s"),
+            ("delay = \"61s\"", "1us to 60s"),
             ("delay = \"nanms\"", "is not such as"),
             ("delay = [1]", "a text with a unit"),
             ("loss = \"2\"", "`2` is not such as `2%`"),
@@ -361,7 +340,7 @@ mod tests {
             ("loss = \"0%\"", "more than 0%"),
             ("rate = \"10mb\"", "(bit, kbit, mbit, gbit)"),
             ("rate = \"1bit\"", "1kbit to 100gbit"),
-            ("slot = \"0s\"", "upside down, or 0"),
+            ("slot = \"0s\"", "such as \"5ms\""),
             ("slot = [\"2ms\", \"1ms\"]", "upside down"),
             ("slot = 5", "such as \"5ms\""),
             ("loss = \"1%\", limit = 0", "between 1 and"),

@@ -31,14 +31,14 @@ done
 
 /// The interfaces that have netem now.
 #[derive(Clone, Debug, Default)]
-pub struct Lines(Rc<RefCell<HashMap<Place, Line>>>);
+pub struct NetemLines(Rc<RefCell<HashMap<LinePlace, NetemLine>>>);
 
 /// A network namespace and an interface in it.
-type Place = ((u64, u64), String);
+type LinePlace = ((u64, u64), String);
 
 /// An interface with netem.
 #[derive(Debug)]
-struct Line {
+struct NetemLine {
     net: Netns,
     interface: String,
     /// The faults in force, the oldest first, each with its number.
@@ -55,8 +55,8 @@ struct Line {
 /// One fault in force. It ends when this is lifted or dropped.
 #[derive(Debug)]
 pub struct LineGuard {
-    lines: Lines,
-    place: Place,
+    lines: NetemLines,
+    place: LinePlace,
     number: usize,
     lifted: bool,
 }
@@ -89,7 +89,7 @@ fn root(net: &Netns, interface: &str) -> Result<(String, String)> {
     ))
 }
 
-impl Lines {
+impl NetemLines {
     /// Puts `netem` on an interface, together with what is there already. The newest fault that says something of a property decides it.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Lines {
         let mut lines = self.0.borrow_mut();
         if !lines.contains_key(&place) {
             check_free(net, interface)?;
-            lines.insert(place.clone(), Line::new(net, interface)?);
+            lines.insert(place.clone(), NetemLine::new(net, interface)?);
         }
         let line = lines.get_mut(&place).expect("it is there or was made");
         let number = line.next;
@@ -118,7 +118,7 @@ impl Lines {
     }
 
     /// Makes the interface do what the faults in force say.
-    fn renew(&self, place: &Place) -> Result<()> {
+    fn renew(&self, place: &LinePlace) -> Result<()> {
         match self.0.borrow_mut().get_mut(place) {
             Some(line) => line.renew(),
             None => Ok(()),
@@ -126,7 +126,7 @@ impl Lines {
     }
 
     /// One fault is over.
-    fn release(&self, place: &Place, number: usize) -> Result<()> {
+    fn release(&self, place: &LinePlace, number: usize) -> Result<()> {
         let mut lines = self.0.borrow_mut();
         let Some(line) = lines.get_mut(place) else {
             return Ok(());
@@ -140,7 +140,7 @@ impl Lines {
     }
 }
 
-impl Line {
+impl NetemLine {
     fn new(net: &Netns, interface: &str) -> Result<Self> {
         let io = || Error::io(format!("watch {interface}"));
         let (read, alive) = pipe().map_err(io())?;
@@ -151,7 +151,7 @@ impl Line {
         watcher.process_group(0);
         let namespace = net.descriptor().map_err(io())?;
         watcher.stdin(read).stdout(namespace).stderr(Stdio::null());
-        Ok(Line {
+        Ok(NetemLine {
             net: net.clone(),
             interface: interface.to_owned(),
             faults: Vec::new(),
@@ -205,7 +205,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for NetemLine {
     fn drop(&mut self) {
         // Without the word, the watcher removes what is left. It may be dead already.
         if let Some(mut alive) = self.alive.take()

@@ -10,6 +10,7 @@ use std::{
 };
 
 use nix::sched::{CloneFlags, unshare};
+use serde::Deserialize;
 use strum::Display;
 
 use crate::{Error, Result, netns::checked, node::SYSTEM_PATH};
@@ -34,7 +35,7 @@ pub struct Netem {
     /// The line takes so many bits a second.
     pub rate: Option<u64>,
     /// Packets come in bunches.
-    pub slot: Option<Slot>,
+    pub slot: Option<SendSlot>,
     /// Packets that may wait on the line; those beyond are lost.
     pub limit: Option<u32>,
 }
@@ -61,7 +62,8 @@ pub struct Delay {
 }
 
 /// How delays are distributed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Display)]
+#[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Distribution {
     /// All delays within the jitter are equally likely.
@@ -86,7 +88,7 @@ pub struct Reorder {
 
 /// When packets may leave: in slots, as on a radio line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Slot {
+pub struct SendSlot {
     /// Shortest time from one slot to the next.
     pub from: Duration,
     /// Longest time.
@@ -252,7 +254,7 @@ mod tests {
             duplicate: chance(1.0, 0.0),
             corrupt: chance(0.1, 0.0),
             rate: Some(10_000_000),
-            slot: Some(Slot {
+            slot: Some(SendSlot {
                 from: 2 * MS,
                 to: 4 * MS,
                 packets: Some(16),
