@@ -21,8 +21,8 @@ use nix::{
 };
 use slim_lab::{Lab, artifacts, faults::netem::Netem, mpi::cache_dir, skip::skip};
 
-/// Limit of a test in the guest, with booting (0.2 s).
-const LIMIT: Duration = Duration::from_secs(90);
+/// Limit of a test in the guest, with booting (half a second).
+const LIMIT: Duration = Duration::from_secs(150);
 /// The guest's memory, in MiB.
 const MEMORY: u64 = 1024;
 /// Set in the guest.

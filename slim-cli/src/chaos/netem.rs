@@ -284,7 +284,7 @@ mod tests {
                 "delay = \"1ms\", jitter = \"1ms\", distribution = \"uniform\"",
                 "delay 1000us 1000us",
             ),
-            ("loss = \"2%\"", "loss 2% 0%"),
+            ("loss = \"2%\"", "loss 2%"),
             (
                 "loss = \"0.5%\", loss_correlation = \"30%\"",
                 "loss 0.5% 30%",

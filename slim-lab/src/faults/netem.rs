@@ -140,11 +140,10 @@ impl Netem {
             ("corrupt", self.corrupt),
         ] {
             if let Some(chance) = chance {
-                add(&[
-                    word.into(),
-                    percent(chance.percent),
-                    percent(chance.correlation),
-                ]);
+                add(&[word.into(), percent(chance.percent)]);
+                if chance.correlation > 0.0 {
+                    add(&[percent(chance.correlation)]);
+                }
             }
         }
         if let Some(gap) = self.reorder.and_then(|reorder| reorder.gap) {
@@ -210,11 +209,9 @@ pub(super) fn outcome(line: &str, output: io::Result<Output>) -> Result<()> {
 
 impl fmt::Display for Netem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.effects().join(" "))?;
-        match self.limit {
-            Some(limit) => write!(f, " limit {limit}"),
-            None => Ok(()),
-        }
+        let limit = self.limit.map(|limit| format!("limit {limit}"));
+        let words: Vec<_> = self.effects().into_iter().chain(limit).collect();
+        f.write_str(&words.join(" "))
     }
 }
 
@@ -268,8 +265,8 @@ mod tests {
     fn every_option_becomes_arguments_of_tc() {
         assert_eq!(
             all().arguments().join(" "),
-            "limit 500 delay 5000us 500us distribution paretonormal loss 2.5% 30% reorder 5% 50% duplicate 1% 0% \
-             corrupt 0.1% 0% gap 3 rate 10000000bit slot 2000us 4000us packets 16 bytes 64000"
+            "limit 500 delay 5000us 500us distribution paretonormal loss 2.5% 30% reorder 5% 50% duplicate 1% \
+             corrupt 0.1% gap 3 rate 10000000bit slot 2000us 4000us packets 16 bytes 64000"
         );
         let delay = Netem {
             delay: Some(Delay {
