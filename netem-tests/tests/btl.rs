@@ -132,7 +132,7 @@ fn survives(
     kind: Option<&str>,
     kills: &Kills,
 ) {
-    let Some(bench) = ComponentBench::new(test, flavor) else {
+    let Some(bench) = ComponentBench::shared(test, flavor) else {
         return;
     };
     let mut tally = Tally::new(&bench.bench.test);
@@ -265,7 +265,7 @@ fn a_killed_rank_ends_the_job_as_soon_as_with_tcp() {
 
 /// A connection that cannot be replaced: no new one is let through.
 fn lost_peer(flavor: Flavor) {
-    let Some(bench) = ComponentBench::new("lost", flavor) else {
+    let Some(bench) = ComponentBench::shared("lost", flavor) else {
         return;
     };
     let lab = bench.lab();
