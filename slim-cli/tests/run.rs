@@ -326,14 +326,44 @@ fn mpich_gets_values_for_ranks_and_a_wrapped_agent_for_daemons() {
 }
 
 #[test]
+fn srun_carries_the_library_whatever_it_exports() {
+    let scratch = Scratch::new("srun");
+    let library = scratch.library();
+    let srun = scratch.script("srun", "printf 'arg=%s\n' \"$@\"; env");
+    let run = |line: &[&str], vars: &[(&str, &str)]| {
+        let mut command = slim();
+        command.args(["run", "--set", "SLIM_ATTEMPTS=5", "--preload"]);
+        command.arg(&library).arg(&srun).args(line);
+        let (status, out, err) = output(command.envs(vars.iter().copied()));
+        assert_eq!((status, err.as_str()), (0, ""), "{out}");
+        let has = format!("LD_PRELOAD={}\n", library.display());
+        assert!(out.contains(&has), "{out}");
+        out
+    };
+    let out = run(&["-N2", "prog", "--export=NONE"], &[]);
+    assert!(
+        out.starts_with("arg=-N2\narg=prog\narg=--export=NONE\n"),
+        "{out}"
+    );
+    let out = run(&["-N2", "--export=NONE", "prog"], &[]);
+    let want = "arg=-N2\narg=--export\narg=LD_PRELOAD,SLIM_ATTEMPTS\narg=prog\n";
+    assert!(out.starts_with(want), "{out}");
+    let out = run(&["prog"], &[("SLURM_EXPORT_ENV", "PATH")]);
+    let want = "SLURM_EXPORT_ENV=PATH,LD_PRELOAD,SLIM_ATTEMPTS\n";
+    assert!(out.contains(want), "{out}");
+}
+
+#[test]
 fn launchers_that_are_not_supported_say_what_to_do_by_hand() {
     let scratch = Scratch::new("foreign");
     let library = scratch.library();
     let intel = scratch.script("mpiexec", "echo 'Intel(R) MPI Library'");
-    let srun = scratch.script("srun", "exit 0");
+    let prun = scratch.script("prun", "echo 'another prun'");
+    let flux = scratch.script("flux", "exit 0");
     for (launcher, word) in [
         (intel, "-genv LD_PRELOAD"),
-        (srun, "--export=ALL,LD_PRELOAD="),
+        (prun, "in the environment of every process"),
+        (flux, "in the environment of every process"),
     ] {
         let mut command = slim();
         command

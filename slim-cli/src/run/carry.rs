@@ -1,10 +1,11 @@
 //! Rewrites the command line of a launcher, so that it carries SLIM: variables to the ranks, and the library to remote daemons.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
+use super::export_list;
 use super::line::{GivenLine, Item, OptionRole, value_of};
 use super::means::Means;
-use super::mpis::MpiEntry;
+use super::mpis::{MpiEntry, RankVariables};
 use super::preload;
 use crate::agent::{AGENT_VARIABLE, ONE_WORD};
 use crate::failure::CliError;
@@ -33,34 +34,38 @@ pub fn prepare(
     if file.any(|option| option.assigned(PRELOAD).is_some()) {
         return Err(CliError::input(format!(
             "a configuration file of {} sets {PRELOAD}, and the ranks would run without SLIM: remove that there, and give {} {PRELOAD}=… on the command line",
-            mpi.name, mpi.export.0
+            mpi.name,
+            mpi.variables.option()
         )));
     }
     let line = given.line();
-    let taken = given
-        .syntax
-        .parameter_of_program(&line, mpi.agent.parameters);
+    let agent = mpi.agent.as_ref();
+    let taken = agent.and_then(|agent| given.syntax.parameter_of_program(&line, agent.parameters));
     if let Some(name) = taken {
         return Err(CliError::input(format!(
             "the arguments of the program have {name}, which {} takes for its own parameter wherever it is: daemons would run without SLIM",
             mpi.name
         )));
     }
-    let starters = mpi.agent.starters.as_ref();
-    let default = match starters.map(|all| all.chosen(given, means)) {
-        // The launcher starts the daemons by other means, which carry the environment.
-        Some(None) => None,
-        Some(Some(name)) => Some(name),
-        None => Some(mpi.agent.default.to_owned()),
-    };
-    let mut rewritten = Rewritten::of(mpi, &line, means, default.is_some());
+    if let Some(option) = given.syntax.hides_export_list(&line) {
+        return Err(CliError::input(format!(
+            "`slim run` does not know the option {option} of {}, and what follows it has --export, which may take SLIM from the ranks: give --export first",
+            mpi.name
+        )));
+    }
+    let default = agent.and_then(|agent| match &agent.starters {
+        Some(starters) => starters.chosen(given, means),
+        None => Some(agent.default.to_owned()),
+    });
+    let mut rewritten = Rewritten::of(mpi, &line, exported, means, default.is_some());
     let mut front: Vec<OsString> = Vec::new();
-    let (export, role) = mpi.export;
-    for (name, value) in exported {
-        match role {
-            OptionRole::Assign => front.extend([export, name, value].map(OsString::from)),
-            _ if *name == PRELOAD && rewritten.ranks_have_preload => {}
-            _ => front.extend([export, name].map(OsString::from)),
+    if let RankVariables::ByOption(option, role) = mpi.variables {
+        for (name, value) in exported {
+            match role {
+                OptionRole::Assign => front.extend([option, name, value].map(OsString::from)),
+                _ if *name == PRELOAD && rewritten.ranks_have_preload => {}
+                _ => front.extend([option, name].map(OsString::from)),
+            }
         }
     }
     let mut prepared = PreparedCommand {
@@ -68,8 +73,16 @@ pub fn prepare(
         set: Vec::new(),
         unset: Vec::new(),
     };
-    if let Some(default) = default {
-        let agent = &mpi.agent;
+    prepared.set.append(&mut rewritten.set);
+    // Open MPI and hydra may start their daemons by srun.
+    for name in export_list::VARIABLES {
+        if let Some(list) = (means.variable)(name) {
+            let (list, more) = carrying(&list, exported, means);
+            prepared.set.push((name.into(), list));
+            prepared.set.extend(more);
+        }
+    }
+    if let (Some(default), Some(agent)) = (default, agent) {
         let in_file = || {
             let agent = value_of(&given.file(), OptionRole::Agent)?;
             let option = mpi.option_file.as_ref()?.agent;
@@ -86,28 +99,53 @@ pub fn prepare(
             true => format!("{ONE_WORD}{chosen}"),
             false => chosen,
         };
-        prepared.set = vec![
+        prepared.set.extend([
             (agent.variables[0].into(), means.wrapper.into()),
             (AGENT_VARIABLE.into(), chosen.into()),
-        ];
+        ]);
         prepared.unset = agent.variables[1..].iter().map(|v| (*v).into()).collect();
     }
     prepared.args.append(&mut rewritten.args);
     Ok(prepared)
 }
 
-/// The user's arguments, with the agent and `LD_PRELOAD` replaced in place.
+/// The list that carries SLIM, and what the environment of the launcher has to have for it.
+fn carrying(
+    list: &OsStr,
+    exported: &[(&str, &str)],
+    means: &Means<'_>,
+) -> (OsString, Option<(String, OsString)>) {
+    let carrying = export_list::carrying(&list.to_string_lossy(), exported, means.library);
+    let preload = carrying.preload.filter(|_| means.set(PRELOAD).is_none());
+    let preload = preload.map(|theirs| {
+        let both = preload::joined(means.library, Some(theirs.as_ref()));
+        (PRELOAD.to_owned(), both.into())
+    });
+    (carrying.list.into(), preload)
+}
+
+/// The user's arguments, with the agent, `LD_PRELOAD` and the list of variables replaced in place.
 struct Rewritten {
     args: Vec<OsString>,
+    /// Variables for the environment of the launcher.
+    set: Vec<(String, OsString)>,
     agent: Option<String>,
     ranks_have_preload: bool,
 }
 
 impl Rewritten {
     /// `by_agent`: the daemons are started by the agent.
-    fn of(mpi: &MpiEntry, items: &[Item<'_>], means: &Means<'_>, by_agent: bool) -> Self {
+    fn of(
+        mpi: &MpiEntry,
+        items: &[Item<'_>],
+        exported: &[(&str, &str)],
+        means: &Means<'_>,
+        by_agent: bool,
+    ) -> Self {
+        let parameters = mpi.agent.as_ref().map_or(&[][..], |agent| agent.parameters);
         let mut out = Self {
             args: Vec::new(),
+            set: Vec::new(),
             agent: None,
             ranks_have_preload: false,
         };
@@ -115,13 +153,19 @@ impl Rewritten {
             let is_agent = match (item.role, item.values.first()) {
                 (Some(OptionRole::Agent), _) => true,
                 (Some(OptionRole::Parameter), Some(name)) => {
-                    mpi.agent.parameters.iter().any(|known| name == known)
+                    parameters.iter().any(|known| name == known)
                 }
                 _ => false,
             };
             if let (true, Some(agent)) = (is_agent && by_agent, item.values.last()) {
                 out.agent = Some(agent.to_string_lossy().into_owned());
                 out.args.extend(item.with_last(means.wrapper.as_os_str()));
+            } else if let (Some(OptionRole::ExportList), Some(list)) =
+                (item.role, item.values.last())
+            {
+                let (list, more) = carrying(list, exported, means);
+                out.args.extend(item.with_last(&list));
+                out.set.extend(more);
             } else if let Some(theirs) = item.assigned(PRELOAD) {
                 out.ranks_have_preload = true;
                 let both = preload::joined(means.library, Some(theirs));
@@ -162,8 +206,8 @@ mod tests {
 
     fn rewrite(version: &str, args: &[&str]) -> (Vec<String>, Option<String>, bool) {
         let args = words(args);
-        let mpi = mpis::of_version(version).unwrap();
-        let r = Rewritten::of(mpi, &mpi.syntax.read(&args), &means(&|_| None), true);
+        let mpi = mpis::of_version("mpirun", version).unwrap();
+        let r = Rewritten::of(mpi, &mpi.syntax.read(&args), &[], &means(&|_| None), true);
         let text = r
             .args
             .into_iter()
@@ -220,7 +264,16 @@ mod tests {
         file: &[&str],
         vars: &[(&str, &str)],
     ) -> Result<PreparedCommand, CliError> {
-        let mpi = mpis::of_version(version).unwrap();
+        let mpi = mpis::of_version("mpirun", version).unwrap();
+        prepared_for(mpi, args, file, vars)
+    }
+
+    fn prepared_for(
+        mpi: &MpiEntry,
+        args: &[&str],
+        file: &[&str],
+        vars: &[(&str, &str)],
+    ) -> Result<PreparedCommand, CliError> {
         let given = GivenLine {
             syntax: &mpi.syntax,
             args: &words(args),
@@ -253,6 +306,65 @@ mod tests {
         assert_eq!(p.args[6..], ["-n", "2", "prog"]);
         assert_eq!(p.set[0], ("HYDRA_LAUNCHER_EXEC".into(), WRAPPER.into()));
         assert_eq!(p.set[1], (AGENT_VARIABLE.into(), "=ssh".into()));
+    }
+
+    #[test]
+    fn srun_gets_the_variables_of_slim_in_its_list() {
+        let srun = mpis::of_program("srun").unwrap();
+        let with = |line: &str, vars: &[(&str, &str)]| {
+            let line: Vec<&str> = line.split(' ').collect();
+            prepared_for(srun, &line, &[], vars).unwrap()
+        };
+        let p = with("-N2 p --export=NONE", &[]);
+        assert_eq!(p.args, ["-N2", "p", "--export=NONE"]);
+        assert_eq!((p.set, p.unset), (Vec::new(), Vec::new()));
+
+        let p = with("-N2 --export=NONE p", &[]);
+        let list = "LD_PRELOAD,SLIM_EVENTS";
+        assert_eq!(p.args, ["-N2", "--export", list, "p"]);
+        let p = with("--export A p : --export B p", &[]);
+        let want = format!("--export A,{list} p : --export B,{list} p");
+        assert_eq!(p.args.join(" ".as_ref()).to_str(), Some(&*want));
+
+        let p = with("p", &[("SLURM_EXPORT_ENV", "NONE")]);
+        assert_eq!(p.set, [("SLURM_EXPORT_ENV".into(), list.into())]);
+
+        let both = format!("{LIB}:/t.so");
+        let line = "--export=ALL,LD_PRELOAD=/t.so p";
+        let p = with(line, &[]);
+        assert_eq!(p.set, [("LD_PRELOAD".into(), both.into())]);
+        // Slurm takes the variable of the environment.
+        assert_eq!(with(line, &[("LD_PRELOAD", "/e.so")]).set, []);
+
+        let line = ["--of-a-plugin", "1", "--export=NONE", "p"];
+        let refused = prepared_for(srun, &line, &[], &[]).unwrap_err();
+        assert!(refused.to_string().contains("give --export first"));
+    }
+
+    #[test]
+    fn daemons_that_srun_starts_get_the_variables_too() {
+        for version in [OMPI4, OMPI5, HYDRA] {
+            let p = prepared_with(version, &["p"], &[], &[("SLURM_EXPORT_ENV", "NONE")]);
+            let want = (
+                "SLURM_EXPORT_ENV".to_owned(),
+                "LD_PRELOAD,SLIM_EVENTS".into(),
+            );
+            assert!(p.unwrap().set.contains(&want), "{version}");
+        }
+    }
+
+    #[test]
+    fn a_virtual_machine_and_its_jobs_are_prepared_apart() {
+        let entry = |program| mpis::of_version(program, "prte (PRRTE) 3.0.8").unwrap();
+        let prte = prepared_for(entry("prte"), &["--daemonize"], &[], &[]).unwrap();
+        assert_eq!(prte.args, ["--daemonize"]);
+        assert_eq!(
+            prte.set[0],
+            ("PRTE_MCA_plm_ssh_agent".into(), WRAPPER.into())
+        );
+        let prun = prepared_for(entry("prun"), &["p"], &[], &[]).unwrap();
+        assert_eq!(prun.args, ["-x", "LD_PRELOAD", "-x", "SLIM_EVENTS", "p"]);
+        assert_eq!(prun.set, []);
     }
 
     #[test]

@@ -49,6 +49,9 @@ fn of_options(items: &[Item<'_>]) -> BTreeSet<String> {
             (Some(OptionRole::Hosts), Some(list)) => {
                 found.extend(list.to_string_lossy().split(',').filter_map(host));
             }
+            (Some(OptionRole::HostRanges), Some(list)) => {
+                found.extend(of_slurm(&list.to_string_lossy()));
+            }
             (Some(OptionRole::HostFile), Some(file)) => found.extend(in_file(file)),
             _ => {}
         }
@@ -165,7 +168,7 @@ mod tests {
     }
 
     fn of_with(version: &str, args: &[&str]) -> BTreeSet<String> {
-        let syntax = &mpis::of_version(version).unwrap().syntax;
+        let syntax = &mpis::of_version("mpirun", version).unwrap().syntax;
         let args: Vec<OsString> = args.iter().map(OsString::from).collect();
         of_options(&syntax.read(&args))
     }

@@ -4,11 +4,12 @@
 //! as `-OPTION VALUE`.
 
 use super::line::{OptionRole, Syntax};
-use super::mpis::{AgentChoice, BatchSystem, MpiEntry, OptionFile, Starters};
+use super::mpis::{AgentChoice, BatchSystem, MpiEntry, OptionFile, RankVariables, Starters};
 
 /// Its entry in the table.
 pub const MPICH: MpiEntry = MpiEntry {
     name: "MPICH",
+    programs: &[],
     marks: &["HYDRA build details:"],
     majors: &[],
     open_mpi: None,
@@ -16,9 +17,11 @@ pub const MPICH: MpiEntry = MpiEntry {
         options: OPTIONS,
         ignores_case: true,
         abbreviates: false,
+        has_letters: false,
+        has_plugins: false,
     },
-    export: ("-genv", OptionRole::Assign),
-    agent: AgentChoice {
+    variables: RankVariables::ByOption("-genv", OptionRole::Assign),
+    agent: Some(AgentChoice {
         parameters: &[],
         variables: &["HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"],
         files: None,
@@ -30,7 +33,7 @@ pub const MPICH: MpiEntry = MpiEntry {
         }),
         is_one_word: true,
         default: "ssh",
-    },
+    }),
     host_files: &["HYDRA_HOST_FILE"],
     option_file: Some(OptionFile {
         variable: "HYDRA_CONFIG_FILE",

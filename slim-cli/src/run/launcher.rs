@@ -25,14 +25,14 @@ pub enum Foreign {
     Intel,
     /// An Open MPI of an untested series.
     OtherOpenMpi,
-    /// `srun` of Slurm.
-    Slurm,
     /// Some other `mpirun`, or a launcher of a batch system.
     Unknown,
 }
 
-const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun"];
-const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
+const MPI_NAMES: [&str; 7] = [
+    "mpirun", "mpiexec", "orterun", "prterun", "oshrun", "prte", "prun",
+];
+const BATCH_NAMES: [&str; 5] = ["aprun", "flux", "ibrun", "jsrun", "lrun"];
 
 /// Finds `command` as the shell would, so that a wrong name is an error before anything runs.
 pub fn resolve(command: &str) -> Result<PathBuf, CliError> {
@@ -70,8 +70,8 @@ pub fn classify(program: &Path) -> Launcher {
         .and_then(|n| n.to_str())
         .unwrap_or_default();
     let stem = name.split('.').next().unwrap_or_default();
-    if name == "srun" {
-        return Launcher::NotYet(Foreign::Slurm);
+    if let Some(mpi) = mpis::of_program(name) {
+        return Launcher::Of(mpi);
     }
     if BATCH_NAMES.contains(&name) {
         return Launcher::NotYet(Foreign::Unknown);
@@ -89,14 +89,14 @@ pub fn classify(program: &Path) -> Launcher {
         Ok(out) => {
             let mut text = String::from_utf8_lossy(&out.stdout).into_owned();
             text.push_str(&String::from_utf8_lossy(&out.stderr));
-            by_version(&text)
+            by_version(stem, &text)
         }
         Err(_) => Launcher::NotYet(Foreign::Unknown),
     }
 }
 
-fn by_version(text: &str) -> Launcher {
-    match mpis::of_version(text) {
+fn by_version(program: &str, text: &str) -> Launcher {
+    match mpis::of_version(program, text) {
         Some(mpi) => Launcher::Of(mpi),
         None if text.contains("(Open MPI)") || text.contains("(OpenRTE)") => {
             Launcher::NotYet(Foreign::OtherOpenMpi)
@@ -112,10 +112,6 @@ pub fn not_yet(what: Foreign, command: &str, preload: &str) -> String {
         Foreign::Intel => (
             "Intel MPI",
             format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
-        ),
-        Foreign::Slurm => (
-            "Slurm's srun",
-            format!("srun --export=ALL,LD_PRELOAD={preload} …"),
         ),
         Foreign::OtherOpenMpi => (
             "this Open MPI (only 4.x and 5.x are)",
@@ -146,7 +142,7 @@ mod tests {
             ),
             ("", Foreign::Unknown),
         ] {
-            assert_eq!(by_version(text), Launcher::NotYet(what), "{text}");
+            assert_eq!(by_version("mpirun", text), Launcher::NotYet(what), "{text}");
         }
     }
 
@@ -156,7 +152,7 @@ mod tests {
         assert_eq!(classify(Path::new("/opt/mpirunner")), Launcher::Plain);
         assert_eq!(
             classify(Path::new("/usr/bin/srun")),
-            Launcher::NotYet(Foreign::Slurm)
+            Launcher::Of(&super::super::srun::SLURM)
         );
     }
 
@@ -174,9 +170,9 @@ mod tests {
 
     #[test]
     fn the_refusal_says_what_to_do_by_hand() {
-        let line = not_yet(Foreign::Slurm, "srun", "/x/libslim_preload.so");
+        let line = not_yet(Foreign::Intel, "mpiexec", "/x/libslim_preload.so");
         assert!(
-            line.contains("--export=ALL,LD_PRELOAD=/x/libslim_preload.so"),
+            line.contains("-genv LD_PRELOAD /x/libslim_preload.so"),
             "{line}"
         );
         assert!(line.contains("not supported by `slim run` yet"), "{line}");

@@ -16,12 +16,16 @@ pub enum OptionRole {
     Assign,
     /// A variable for the ranks, as `NAME` or as `NAME=VALUE`.
     Export,
+    /// The list of all variables for the ranks ([`super::export_list`]).
+    ExportList,
     /// Nothing; it has no value.
     Flag,
     /// A file with a list of hosts.
     HostFile,
     /// A list of hosts.
     Hosts,
+    /// A list of hosts in Slurm's notation.
+    HostRanges,
     /// The resource manager.
     Manager,
     /// A file with further options.
@@ -56,6 +60,10 @@ pub struct Syntax {
     pub ignores_case: bool,
     /// The beginning of a name is enough, as in `getopt_long`.
     pub abbreviates: bool,
+    /// After one dash, each letter is an option, and a value may follow in the same word, as in `getopt`.
+    pub has_letters: bool,
+    /// Plug-ins add options that are not in the table. Those with their value in the same word are recognised.
+    pub has_plugins: bool,
 }
 
 /// A part of a command line.
@@ -99,10 +107,55 @@ impl Syntax {
         })
     }
 
+    /// An unknown option before a list of variables for the ranks: the list may be an option as well, or belong to the program.
+    pub fn hides_export_list<'a>(&self, items: &[Item<'a>]) -> Option<&'a str> {
+        let programs = items.iter().filter(|item| item.role.is_none());
+        let is_list = |word: &OsString| {
+            let name = without_dashes(word).map(|name| split(name).0);
+            name.and_then(|name| self.role(name)) == Some(OptionRole::ExportList)
+        };
+        let mut hiding = programs.filter(|item| item.words[1..].iter().any(is_list));
+        hiding.find_map(|item| {
+            let first = item.words[0].to_str()?;
+            (first.starts_with('-') && first != "--").then_some(first)
+        })
+    }
+
     /// The option that begins with the first word, if it is one and has all its values.
     fn option<'a>(&self, args: &'a [OsString]) -> Option<Item<'a>> {
         let (name, value) = split(without_dashes(&args[0])?);
-        let role = self.role(name)?;
+        if self.has_letters && !args[0].as_bytes().starts_with(b"--") {
+            return self.letters(args);
+        }
+        match self.role(name) {
+            Some(role) => Self::with_values(args, role, value),
+            None if self.has_plugins => {
+                value.and_then(|_| Self::with_values(args, OptionRole::Values(0), value))
+            }
+            None => None,
+        }
+    }
+
+    /// A word of letters: flags, and at the end one that may have a value.
+    fn letters<'a>(&self, args: &'a [OsString]) -> Option<Item<'a>> {
+        let mut letters = &args[0].as_bytes()[1..];
+        loop {
+            let (letter, rest) = letters.split_at_checked(1)?;
+            let role = self.role_if(&|known| known.as_bytes() == letter)?;
+            if rest.is_empty() || role != OptionRole::Flag {
+                let value = (!rest.is_empty()).then(|| OsStr::from_bytes(rest));
+                return Self::with_values(args, role, value);
+            }
+            letters = rest;
+        }
+    }
+
+    /// The option of this role that begins with the first word, which may have a value in it.
+    fn with_values<'a>(
+        args: &'a [OsString],
+        role: OptionRole,
+        value: Option<&'a OsStr>,
+    ) -> Option<Item<'a>> {
         let mut values: Vec<&OsStr> = value.into_iter().collect();
         let mut more = args[1..].iter();
         while values.len() < role.count(values.first().copied()) {
@@ -118,22 +171,24 @@ impl Syntax {
 
     fn role(&self, name: &OsStr) -> Option<OptionRole> {
         let name = name.to_str().filter(|name| !name.is_empty())?;
-        let all = |matches: &dyn Fn(&str) -> bool| -> Option<OptionRole> {
-            let with = |(role, names): &(OptionRole, &[&str])| {
-                names.iter().any(|n| matches(n)).then_some(*role)
-            };
-            let mut roles = self.options.iter().filter_map(with);
-            let role = roles.next()?;
-            roles.all(|other| other == role).then_some(role)
-        };
         if self.ignores_case {
-            return all(&|known| known.eq_ignore_ascii_case(name));
+            return self.role_if(&|known| known.eq_ignore_ascii_case(name));
         }
-        let exact = all(&|known| known == name);
+        let exact = self.role_if(&|known| known == name);
         exact.or_else(|| {
             self.abbreviates
-                .then(|| all(&|known| known.starts_with(name)))?
+                .then(|| self.role_if(&|known| known.starts_with(name)))?
         })
+    }
+
+    /// The role of all options whose names match, if it is one.
+    fn role_if(&self, matches: &dyn Fn(&str) -> bool) -> Option<OptionRole> {
+        let with = |(role, names): &(OptionRole, &[&str])| {
+            names.iter().any(|n| matches(n)).then_some(*role)
+        };
+        let mut roles = self.options.iter().filter_map(with);
+        let role = roles.next()?;
+        roles.all(|other| other == role).then_some(role)
     }
 }
 
@@ -249,8 +304,13 @@ mod tests {
     const HYDRA: &str = "HYDRA build details:";
 
     fn syntax(version: &str) -> &'static Syntax {
-        &mpis::of_version(version).unwrap().syntax
+        if version == SRUN {
+            return &mpis::of_program("srun").unwrap().syntax;
+        }
+        &mpis::of_version("mpirun", version).unwrap().syntax
     }
+
+    const SRUN: &str = "";
 
     /// The line with `|` between its parts, and `*` before the programs.
     fn parts(version: &str, line: &str) -> String {
@@ -282,6 +342,16 @@ mod tests {
             (OMPI5, "--tag-outp|--prtem a b|*p --tag-output"),
             (OMPI5, "*-q p"),
             (OMPI5, "-n 1|*--mca a"),
+            (SRUN, "-n4|-N 2|-lu|-lN2|-lN 2|-K1|-K|--mpi=pmix|*p -n 3"),
+            (SRUN, "--exp NONE|*p :|-I|--nice|--nice=3|*p --export=A"),
+            (
+                SRUN,
+                "--of-a-plugin=1|--export A|*--of-a-plugin 1 --export=B p",
+            ),
+            (SRUN, "-l|*-- p -l"),
+            (SRUN, "*-ly p"),
+            (SRUN, "*- p"),
+            (SRUN, "*-N"),
         ] {
             assert_eq!(
                 parts(version, &want.replace('|', " ").replace('*', "")),
@@ -298,6 +368,25 @@ mod tests {
         let line = "-n 2 p -x A : --mca a b p --mca c d";
         let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         assert_eq!(syntax(OMPI5).own(&args), ["-n", "2", "--mca", "a", "b"]);
+    }
+
+    #[test]
+    fn a_list_of_variables_behind_an_unknown_option_is_found() {
+        let hidden = |line: &str| {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let syntax = syntax(SRUN);
+            let found = syntax.hides_export_list(&syntax.read(&args));
+            found.map(str::to_owned)
+        };
+        let found = hidden("-l --of-a-plugin 1 --export NONE p");
+        assert_eq!(found.as_deref(), Some("--of-a-plugin"));
+        for line in [
+            "p --export=NONE",
+            "-- p --export=NONE",
+            "--export=NONE --of-a-plugin 1 p -x",
+        ] {
+            assert_eq!(hidden(line), None, "{line}");
+        }
     }
 
     /// The options in a help text: the words that begin with a dash at the beginning of a line, and the values after them.

@@ -153,7 +153,7 @@ mod tests {
                 wrapper: Path::new("/"),
                 variable: &variable,
             };
-            let starter = MPICH.agent.starters.as_ref().unwrap();
+            let starter = MPICH.agent.as_ref().unwrap().starters.as_ref().unwrap();
             let starter = starter.chosen(&given, &means);
             assert_eq!(starter.is_some(), by_agent, "{line} {vars:?}");
         }

@@ -4,6 +4,7 @@ pub mod beside;
 pub mod budgets;
 mod carry;
 pub mod component;
+mod export_list;
 pub mod hosts;
 mod hydra;
 pub mod launcher;
@@ -14,6 +15,7 @@ mod openmpi;
 mod option_file;
 pub mod preload;
 mod relay;
+mod srun;
 pub mod watch;
 pub mod witness;
 
@@ -271,11 +273,12 @@ fn settings_of(options: &RunOptions) -> Result<Settings, CliError> {
     Ok(settings)
 }
 
-/// Refuses a key in the environment: the agent's command line would show it in the process list of every host.
+/// Refuses a key in the environment: the agent's command line would show it in the process list of every host, and Slurm sends the
+/// environment unencrypted.
 fn refuse_visible_key(settings: &Settings) -> Result<(), CliError> {
     match settings.get("SLIM_JOB_KEY") {
         Some(_) => Err(CliError::input(
-            "SLIM_JOB_KEY would be visible in the process list when daemons are started: put the key into a file and set SLIM_JOB_KEY_FILE",
+            "SLIM_JOB_KEY would be visible on its way to other hosts, in the process list or in messages of a batch system: put the key into a file and set SLIM_JOB_KEY_FILE",
         )),
         None => Ok(()),
     }

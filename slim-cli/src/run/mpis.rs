@@ -5,14 +5,17 @@
 
 use super::hydra::MPICH;
 use super::line::{OptionRole, Syntax};
-use super::openmpi::{OPEN_MPI_4, OPEN_MPI_5, PRRTE};
+use super::openmpi::{OPEN_MPI_4, OPEN_MPI_5, PRRTE, PRRTE_DVM, PRRTE_RUN};
+use super::srun::SLURM;
 
 /// A kind of launcher.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MpiEntry {
     /// Its name in messages.
     pub name: &'static str,
-    /// What `--version` prints before the version. One of these is enough.
+    /// The names of its programs, if it has names of its own.
+    pub programs: &'static [&'static str],
+    /// What `--version` prints before the version. One of these is enough. Empty: the name of the program says all.
     pub marks: &'static [&'static str],
     /// The first number of the versions that this entry is for; empty: all.
     pub majors: &'static [u32],
@@ -20,14 +23,33 @@ pub struct MpiEntry {
     pub open_mpi: Option<OpenMpi>,
     /// Its options.
     pub syntax: Syntax,
-    /// The option by which all ranks get a variable, and how the variable follows: [`OptionRole::Export`] or [`OptionRole::Assign`].
-    pub export: (&'static str, OptionRole),
-    /// How remote daemons are started.
-    pub agent: AgentChoice,
+    /// How ranks get variables.
+    pub variables: RankVariables,
+    /// How remote daemons are started, if it starts any.
+    pub agent: Option<AgentChoice>,
     /// Variables with the name of a file with a list of hosts.
     pub host_files: &'static [&'static str],
     /// The file with options that it reads after the command line.
     pub option_file: Option<OptionFile>,
+}
+
+/// How ranks get the variables of SLIM.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RankVariables {
+    /// By an option for each, which is followed by the variable: [`OptionRole::Export`] or [`OptionRole::Assign`].
+    ByOption(&'static str, OptionRole),
+    /// They get the environment of the launcher, or what a list says.
+    FromEnvironment,
+}
+
+impl RankVariables {
+    /// The option, if there is one.
+    pub fn option(&self) -> &'static str {
+        match self {
+            Self::ByOption(option, _) => option,
+            Self::FromEnvironment => "",
+        }
+    }
 }
 
 /// The Open MPI series that differ.
@@ -92,12 +114,27 @@ pub struct OptionFile {
     pub agent: &'static str,
 }
 
-/// All of them. The first whose mark and version fit is taken.
-pub const ALL: [&MpiEntry; 4] = [&OPEN_MPI_4, &OPEN_MPI_5, &PRRTE, &MPICH];
+/// All of them. The first whose program, mark and version fit is taken.
+pub const ALL: [&MpiEntry; 7] = [
+    &OPEN_MPI_4,
+    &OPEN_MPI_5,
+    &PRRTE_DVM,
+    &PRRTE_RUN,
+    &PRRTE,
+    &MPICH,
+    &SLURM,
+];
 
-/// The MPI whose launcher prints this for `--version`.
-pub fn of_version(text: &str) -> Option<&'static MpiEntry> {
-    ALL.into_iter().find(|mpi| {
+/// The entry that is known by the name of its program alone.
+pub fn of_program(name: &str) -> Option<&'static MpiEntry> {
+    let known = |mpi: &&MpiEntry| mpi.marks.is_empty() && mpi.programs.contains(&name);
+    ALL.into_iter().find(known)
+}
+
+/// The MPI whose launcher has this name and prints this for `--version`.
+pub fn of_version(program: &str, text: &str) -> Option<&'static MpiEntry> {
+    let named = |mpi: &&MpiEntry| mpi.programs.is_empty() || mpi.programs.contains(&program);
+    ALL.into_iter().filter(named).find(|mpi| {
         let behind = mpi.marks.iter().find_map(|mark| text.split(mark).nth(1));
         let is_ours = |text: &str| {
             let major = text.trim_start().split('.').next();
@@ -114,7 +151,7 @@ mod tests {
 
     #[test]
     fn launchers_are_recognised_by_their_version_text() {
-        let name = |text| of_version(text).map(|mpi| mpi.name);
+        let name = |text| of_version("mpirun", text).map(|mpi| mpi.name);
         for (text, want) in [
             ("mpirun (Open MPI) 4.1.4\n\nReport bugs", Some("Open MPI 4")),
             ("mpirun.openmpi (OpenRTE) 4.1.4", Some("Open MPI 4")),
@@ -128,5 +165,16 @@ mod tests {
         ] {
             assert_eq!(name(text), want, "{text}");
         }
+    }
+
+    #[test]
+    fn launchers_with_names_of_their_own_are_recognised_by_them() {
+        let name = |program| of_version(program, "x (PRRTE) 3.0.8").map(|mpi| mpi.name);
+        assert_eq!(name("prterun"), Some("PRRTE"));
+        assert_eq!(name("prte"), Some("PRRTE's prte"));
+        assert_eq!(name("prun"), Some("PRRTE's prun"));
+        assert_eq!(of_version("prun", "another prun"), None);
+        assert_eq!(of_program("srun").map(|mpi| mpi.name), Some("Slurm"));
+        assert_eq!(of_program("prun"), None);
     }
 }

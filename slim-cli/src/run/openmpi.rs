@@ -4,11 +4,12 @@ use std::env;
 use std::ffi::OsString;
 
 use super::line::{OptionRole, Syntax};
-use super::mpis::{AgentChoice, MpiEntry, OpenMpi};
+use super::mpis::{AgentChoice, MpiEntry, OpenMpi, RankVariables};
 
 /// Open MPI 4.
 pub const OPEN_MPI_4: MpiEntry = MpiEntry {
     name: "Open MPI 4",
+    programs: &[],
     // It calls itself OpenRTE unless it is started under the name mpirun.
     marks: &["(Open MPI)", "(OpenRTE)"],
     majors: &[4],
@@ -17,9 +18,11 @@ pub const OPEN_MPI_4: MpiEntry = MpiEntry {
         options: OPTIONS_4,
         ignores_case: false,
         abbreviates: false,
+        has_letters: false,
+        has_plugins: false,
     },
-    export: ("-x", OptionRole::Export),
-    agent: AgentChoice {
+    variables: RankVariables::ByOption("-x", OptionRole::Export),
+    agent: Some(AgentChoice {
         parameters: &["plm_rsh_agent", "orte_rsh_agent", "pls_rsh_agent"],
         variables: &[
             "OMPI_MCA_plm_rsh_agent",
@@ -30,7 +33,7 @@ pub const OPEN_MPI_4: MpiEntry = MpiEntry {
         starters: None,
         is_one_word: false,
         default: "ssh : rsh",
-    },
+    }),
     host_files: HOST_FILES,
     option_file: None,
 };
@@ -44,15 +47,17 @@ pub const OPEN_MPI_5: MpiEntry = MpiEntry {
         options: OPTIONS_5,
         ignores_case: false,
         abbreviates: true,
+        has_letters: false,
+        has_plugins: false,
     },
-    agent: AgentChoice {
+    agent: Some(AgentChoice {
         parameters: &["plm_ssh_agent", "plm_rsh_agent"],
         variables: &["PRTE_MCA_plm_ssh_agent"],
         files: Some((".prte/mca-params.conf", "prte-mca-params.conf")),
         starters: None,
         is_one_word: false,
         default: "ssh : rsh",
-    },
+    }),
     ..OPEN_MPI_4
 };
 
@@ -62,6 +67,24 @@ pub const PRRTE: MpiEntry = MpiEntry {
     marks: &["(PRRTE)"],
     majors: &[],
     ..OPEN_MPI_5
+};
+
+/// `prte`, which starts the daemons of a virtual machine (DVM), and no ranks.
+pub const PRRTE_DVM: MpiEntry = MpiEntry {
+    name: "PRRTE's prte",
+    programs: &["prte"],
+    open_mpi: None,
+    variables: RankVariables::FromEnvironment,
+    ..PRRTE
+};
+
+/// `prun`, which starts ranks on such a machine, and no daemons.
+pub const PRRTE_RUN: MpiEntry = MpiEntry {
+    name: "PRRTE's prun",
+    programs: &["prun"],
+    open_mpi: None,
+    agent: None,
+    ..PRRTE
 };
 
 const HOST_FILES: &[&str] = &[
