@@ -33,7 +33,7 @@ pub enum Slim {
 pub struct Bench {
     pub test: String,
     pub mpi: Mpi,
-    program: PathBuf,
+    pub program: PathBuf,
     _turn: Turn,
 }
 

@@ -86,6 +86,19 @@ pub const ULFM_OPTIONS: [&str; 14] = [
     "1",
 ];
 
+/// Variables that make ranks of this MPI communicate by TCP only, on the first path, whichever launcher starts them.
+pub fn tcp_environment(lab: &Lab, mpi: &Mpi) -> Vec<(String, String)> {
+    if mpi.flavor().is_mpich() {
+        let device = ("UCX_NET_DEVICES".to_owned(), lab.node(0).interface(0));
+        let all = BY_TCP.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        return all.into_iter().chain([device]).collect();
+    }
+    let options = by_tcp(&lab.subnet(0));
+    let parameters = options.windows(3).filter(|words| words[0] == "--mca");
+    let variable = |words: &[String]| (format!("OMPI_MCA_{}", words[1]), words[2].clone());
+    parameters.map(variable).collect()
+}
+
 /// [`placement`] for MPICH's launcher, hydra.
 fn hydra_placement(nodes: &[Node], ranks: usize) -> Vec<String> {
     let words = ["-hosts", &hosts(nodes, ranks), "-n", &ranks.to_string()];
@@ -223,8 +236,7 @@ impl<'a> Job<'a> {
                     .args(["-launcher", "ssh", "-launcher-exec"])
                     .arg(agent)
                     .args(hydra_placement(&nodes[..self.nodes], self.ranks))
-                    .envs(BY_TCP)
-                    .env("UCX_NET_DEVICES", nodes[0].interface(0));
+                    .envs(tcp_environment(self.lab, self.mpi));
             }
             flavor => {
                 if let Some(prefix) = &self.mpi.prefix {
@@ -270,10 +282,7 @@ impl<'a> Job<'a> {
 
     /// Starts the job.
     pub fn start(&self) -> Result<Started<'a>> {
-        Ok(Started {
-            lab: self.lab,
-            running: Running::start(self.command()?)?,
-        })
+        Started::of(self.lab, self.command()?)
     }
 }
 
@@ -284,7 +293,15 @@ pub struct Started<'a> {
     running: Running,
 }
 
-impl Started<'_> {
+impl<'a> Started<'a> {
+    /// A job on `lab` that this command starts.
+    pub fn of(lab: &'a Lab, command: Command) -> Result<Self> {
+        Ok(Started {
+            lab,
+            running: Running::start(command)?,
+        })
+    }
+
     /// The running mpirun and its output.
     pub fn running(&mut self) -> &mut Running {
         &mut self.running
