@@ -9,6 +9,7 @@ use common::{
     jobs::{Bench, given_up},
     kills::{Killed, Kills},
     slurm::{self, Slurm},
+    soak,
 };
 use slim_lab::{
     Lab, SeededRng, artifacts,
@@ -18,8 +19,10 @@ use slim_lab::{
 };
 
 /// The least seconds of work in a run, and the time limit for the run after the kills.
-const WORK: u64 = 2;
-const LIMIT: Duration = Duration::from_secs(40);
+const WORK: u64 = 1;
+const LIMIT: Duration = Duration::from_secs(30);
+/// The limit for a job that is expected to hang. Its work is done long before.
+const SHORT: Duration = Duration::from_secs(3);
 const SALLOC: [&str; 6] = ["salloc", "--quiet", "-N2", "-n4", "--immediate=10", "--"];
 const SRUN: [&str; 3] = ["srun", "-N2", "-n4"];
 
@@ -68,6 +71,7 @@ struct SlurmJob<'a> {
     /// The command up to the program.
     words: &'a [&'a OsStr],
     kills: Kills,
+    limit: Duration,
 }
 
 impl SlurmJob<'_> {
@@ -89,7 +93,7 @@ impl SlurmJob<'_> {
             .carry_out(lab, &mut started, &mut SeededRng::new(seed));
         thread::sleep(Duration::from_millis(300));
         fs::remove_file(&go_on).expect("remove a file");
-        let outcome = started.wait(LIMIT);
+        let outcome = started.wait(self.limit);
         let events = Events::read(lab);
         let verdict = outcome.verdict();
         println!(
@@ -114,13 +118,21 @@ impl SlurmJob<'_> {
     }
 }
 
+/// Kills connections of the ranks, one at a time.
+fn one_by_one() -> Kills {
+    Kills {
+        gap: (Duration::from_millis(50), Duration::from_millis(120)),
+        times: if soak() { 200 } else { 12 },
+        ..Kills::one_by_one()
+    }
+}
+
 /// Kills all connections between the nodes, whoever has them.
 fn everything() -> Kills {
     Kills {
         pick: Selector::between_hosts(),
         amount: Amount::All,
-        gap: (Duration::from_millis(80), Duration::from_millis(220)),
-        ..Kills::one_by_one()
+        ..one_by_one()
     }
 }
 
@@ -136,7 +148,8 @@ fn ranks_survive(test: &str, flavor: Flavor, pmi: &str) {
     SlurmJob {
         daemons_too: false,
         words: &words(&[&["slim run"], &SRUN, &[pmi]]),
-        kills: Kills::one_by_one(),
+        kills: one_by_one(),
+        limit: LIMIT,
     }
     .survives(test, flavor);
 }
@@ -169,7 +182,8 @@ fn mpich_5_by_srun_without_the_environment() {
                 "--export=UCX_TLS,UCX_NET_DEVICES,MPIR_CVAR_NOLOCAL,HWLOC_XMLFILE",
             ],
         ]),
-        kills: Kills::one_by_one(),
+        kills: one_by_one(),
+        limit: LIMIT,
     }
     .survives("srun", Flavor::Mpich5);
 }
@@ -179,7 +193,8 @@ fn srun_of_slim_run() {
     SlurmJob {
         daemons_too: false,
         words: &words(&[&SRUN, &["--mpi=pmix", "slim run"]]),
-        kills: Kills::one_by_one(),
+        kills: one_by_one(),
+        limit: LIMIT,
     }
     .survives("srun-of-slim-run", Flavor::OpenMpi4);
 }
@@ -194,6 +209,7 @@ fn everything_by_srun_if_the_daemons_of_slurm_have_the_library() {
             daemons_too: true,
             words: &words(&[&["slim run"], &SRUN, &[pmi]]),
             kills: everything(),
+            limit: LIMIT,
         }
         .survives("srun-everything", flavor);
     }
@@ -214,6 +230,7 @@ fn a_lost_connection_of_srun_ends_the_job_if_the_daemons_are_bare() {
             pick: Selector::between_hosts().process("srun"),
             ..everything()
         },
+        limit: LIMIT,
     };
     let (outcome, killed) = job.run(&bench, &lab);
     assert!(killed.times > 0);
@@ -227,35 +244,40 @@ fn a_lost_connection_of_srun_ends_the_job_if_the_daemons_are_bare() {
     assert!(said, "{}", outcome.tail(20));
 }
 
-fn in_an_allocation(flavor: Flavor, options: &[&str]) {
+/// `before` are words before `salloc`, and `options` those of the launcher.
+fn in_an_allocation(flavor: Flavor, before: &[&str], options: &[&str]) {
     let test = "salloc";
     let Some(launcher) = bench(test, flavor).map(|bench| bench.mpi.mpirun().to_owned()) else {
         return;
     };
-    let mut all = words(&[&SALLOC, &["slim run"]]);
+    let parts = [before, &SALLOC, &["slim run"]];
+    let mut all = words(&parts);
     all.push(launcher.as_os_str());
     all.extend(options.iter().map(OsStr::new));
     SlurmJob {
         daemons_too: true,
         words: &all,
         kills: everything(),
+        limit: LIMIT,
     }
     .survives(test, flavor);
 }
 
 #[test]
 fn open_mpi_4_in_an_allocation() {
-    in_an_allocation(Flavor::OpenMpi4, &["-n", "4", "--bind-to", "none"]);
+    in_an_allocation(Flavor::OpenMpi4, &[], &["-n", "4", "--bind-to", "none"]);
 }
 
 #[test]
 fn open_mpi_5_in_an_allocation() {
-    in_an_allocation(Flavor::OpenMpi5, &["-n", "4", "--bind-to", "none"]);
+    in_an_allocation(Flavor::OpenMpi5, &[], &["-n", "4", "--bind-to", "none"]);
 }
 
 #[test]
 fn mpich_5_in_an_allocation() {
-    in_an_allocation(Flavor::Mpich5, &["-n", "4"]);
+    // As in a script that sbatch was given with --export=NONE: srun, by which hydra starts its daemons, would pass nothing on.
+    let none = ["env", "SLURM_EXPORT_ENV=NONE"];
+    in_an_allocation(Flavor::Mpich5, &none, &["-n", "4"]);
 }
 
 /// The counterpart, which shows that the tests above can fail.
@@ -269,9 +291,10 @@ fn a_bare_job_does_not_finish() {
         daemons_too: false,
         words: &words(&[&SRUN, &["--mpi=pmix"]]),
         kills: Kills {
-            window: Duration::from_secs(6),
+            window: Duration::from_secs(4),
             ..Kills::one_by_one()
         },
+        limit: SHORT,
     };
     let (outcome, killed) = job.run(&bench, &lab);
     assert!(killed.times > 0);

@@ -37,12 +37,14 @@ use line::GivenLine;
 use means::Means;
 use mpis::OpenMpi;
 
-/// Run a command, for instance mpirun, under SLIM.
+/// Run a command, for instance mpirun or srun, under SLIM.
 ///
 /// The command replaces this program, so the exit status is that of the command.
 /// Status 2 means that the input was wrong and nothing was started. For an MPI job
 /// give mpirun itself, not a script that calls it: daemons on other hosts are
-/// reached through its options.
+/// reached through its options. With Slurm, put `slim run` before srun, mpirun or
+/// mpiexec, not before sbatch or salloc; with a standing machine of PRRTE, before
+/// prte and before prun. Launchers that are not supported yet are refused.
 #[derive(Args, Debug, Default)]
 pub struct RunOptions {
     /// The preload library (default: next to this program, or ../lib; or SLIM_PRELOAD).
