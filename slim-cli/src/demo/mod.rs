@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::failure::{CliError, FAILED};
 use crate::run::component;
-use crate::run::mpis::OpenMpi;
+use crate::run::entry::OpenMpi;
 use crate::run::preload;
 use events::EventTotals;
 use one_run::{DemoMode, Setting};

@@ -2,10 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 
+use super::entry::{MpiEntry, RankVariables};
 use super::export_list;
 use super::line::{GivenLine, Item, OptionRole, value_of};
 use super::means::Means;
-use super::mpis::{MpiEntry, RankVariables};
 use super::preload;
 use crate::agent::{AGENT_VARIABLE, ONE_WORD};
 use crate::failure::CliError;

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::mpis::OpenMpi;
+use super::entry::OpenMpi;
 use super::openmpi;
 
 /// File name of the component.

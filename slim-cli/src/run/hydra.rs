@@ -3,8 +3,8 @@
 //! It takes any number of dashes before an option, and no difference between capital and small letters; `-OPTION=VALUE` is the same
 //! as `-OPTION VALUE`.
 
+use super::entry::{AgentChoice, BatchSystem, MpiEntry, OptionFile, RankVariables, Starters};
 use super::line::{OptionRole, Syntax};
-use super::mpis::{AgentChoice, BatchSystem, MpiEntry, OptionFile, RankVariables, Starters};
 
 /// Its entry in the table.
 pub const MPICH: MpiEntry = MpiEntry {

@@ -4,7 +4,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::mpis::{self, MpiEntry};
+use super::entry::MpiEntry;
+use super::mpis;
 use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The kind of command that `slim run` starts.

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::entry::{AgentChoice, BatchSystem, Starters};
 use super::line::{GivenLine, OptionRole};
-use super::mpis::{AgentChoice, BatchSystem, Starters};
 
 /// What a job is started with, besides its command line.
 pub struct Means<'a> {

@@ -4,6 +4,7 @@ pub mod beside;
 pub mod budgets;
 mod carry;
 pub mod component;
+pub mod entry;
 mod export_list;
 pub mod hosts;
 mod hydra;
@@ -32,10 +33,10 @@ use crate::agent;
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
+use entry::OpenMpi;
 use launcher::Launcher;
 use line::GivenLine;
 use means::Means;
-use mpis::OpenMpi;
 
 /// Run a command, for instance mpirun or srun, under SLIM.
 ///

@@ -3,8 +3,8 @@
 use std::env;
 use std::ffi::OsString;
 
+use super::entry::{AgentChoice, MpiEntry, OpenMpi, RankVariables};
 use super::line::{OptionRole, Syntax};
-use super::mpis::{AgentChoice, MpiEntry, OpenMpi, RankVariables};
 
 /// Open MPI 4.
 pub const OPEN_MPI_4: MpiEntry = MpiEntry {

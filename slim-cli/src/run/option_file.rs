@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use super::entry::{MpiEntry, OptionFile};
 use super::line::{OptionRole, value_of};
-use super::mpis::{MpiEntry, OptionFile};
 
 impl MpiEntry {
     /// The words in the file that the launcher will read if it has one and gets these arguments.

@@ -2,8 +2,8 @@
 //!
 //! It knows nothing of SLIM's daemons: an administrator starts those of Slurm (`slurmd`) with the library, or not at all (docs/MPI.md).
 
+use super::entry::{MpiEntry, RankVariables};
 use super::line::{OptionRole, Syntax};
-use super::mpis::{MpiEntry, RankVariables};
 
 /// Its entry in the table.
 pub const SLURM: MpiEntry = MpiEntry {

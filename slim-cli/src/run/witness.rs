@@ -20,7 +20,7 @@ use slim_core::wire::{MAX_ADDRS, MAX_LEN};
 use slim_core::witness::Witness;
 
 use super::beside;
-use super::mpis::OpenMpi;
+use super::entry::OpenMpi;
 use super::relay;
 use crate::failure::CliError;
 use crate::settings::Settings;
