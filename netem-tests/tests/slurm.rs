@@ -22,7 +22,7 @@ use slim_lab::{
 const WORK: u64 = 1;
 const LIMIT: Duration = Duration::from_secs(30);
 /// The limit for a job that is expected to hang. Its work is done long before.
-const SHORT: Duration = Duration::from_secs(3);
+const SHORT: Duration = Duration::from_secs(2);
 const SALLOC: [&str; 6] = ["salloc", "--quiet", "-N2", "-n4", "--immediate=10", "--"];
 const SRUN: [&str; 3] = ["srun", "-N2", "-n4"];
 
@@ -291,8 +291,9 @@ fn a_bare_job_does_not_finish() {
         daemons_too: false,
         words: &words(&[&SRUN, &["--mpi=pmix"]]),
         kills: Kills {
-            window: Duration::from_secs(4),
-            ..Kills::one_by_one()
+            amount: Amount::All,
+            window: Duration::from_secs(2),
+            ..one_by_one()
         },
         limit: SHORT,
     };
