@@ -33,7 +33,7 @@ fn bench(test: &str, flavor: Flavor) -> Option<Bench> {
             skip(test, reason);
             None
         }
-        None => Bench::new(test, flavor),
+        None => Bench::shared(test, flavor),
     }
 }
 
