@@ -4,7 +4,7 @@
 mod common;
 
 use std::{
-    fs, thread,
+    fs,
     time::{Duration, Instant},
 };
 
@@ -148,9 +148,7 @@ fn survives(
         let job = job.arg("2").arg(&go_on);
         let mut killed = Killed::default();
         let outcome = bench.bench.run(&lab, &job, LIMIT, |job| {
-            killed = kills.carry_out(&lab, job, &mut SeededRng::new(seed));
-            thread::sleep(Duration::from_millis(500));
-            fs::remove_file(&go_on).expect("remove a file");
+            killed = kills.while_working(&lab, job, &go_on, seed);
             format!("SLIM_LAB_SEED={seed}, {killed}")
         });
         let result = judge(&lab, &outcome, killed, kills);

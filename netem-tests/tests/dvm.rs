@@ -6,7 +6,6 @@ use std::{
     fs,
     path::PathBuf,
     process::{Command, Stdio},
-    thread,
     time::Duration,
 };
 
@@ -106,9 +105,7 @@ impl<'a> Machine<'a> {
         let mut started = Started::of(self.lab, command).expect("start prun");
         let working = started.wait_working(Duration::from_secs(20));
         assert!(working, "no work: {:?}", started.running().lines());
-        let killed = kills.carry_out(self.lab, &mut started, &mut SeededRng::new(seed));
-        thread::sleep(Duration::from_millis(300));
-        fs::remove_file(&go_on).expect("remove a file");
+        let killed = kills.while_working(self.lab, &mut started, &go_on, seed);
         let outcome = started.wait(limit);
         let (test, verdict) = (&self.bench.test, outcome.verdict());
         let events = Events::read(self.lab);

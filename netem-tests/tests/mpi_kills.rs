@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{fs, thread, time::Duration};
+use std::{fs, time::Duration};
 
 use common::{
     events::Events,
@@ -19,8 +19,6 @@ use slim_lab::{
 /// The least seconds of work in a run, and the time limit for the run after the kills.
 const WORK: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(90);
-/// How long the work goes on after the last kill. It also lasts as long as connections are being killed.
-const AFTER: Duration = Duration::from_millis(500);
 
 /// The number of runs, all of which must finish: `few`, or fifty in the long version.
 fn runs(few: usize) -> usize {
@@ -40,9 +38,7 @@ fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills)
         fs::write(&go_on, "").expect("write a file");
         let job = bench.job(&lab, Slim::Everywhere, ranks, WORK).arg(&go_on);
         let outcome = bench.run(&lab, &job, LIMIT, |job| {
-            killed = kills.carry_out(&lab, job, &mut SeededRng::new(seed));
-            thread::sleep(AFTER);
-            fs::remove_file(&go_on).expect("remove a file");
+            killed = kills.while_working(&lab, job, &go_on, seed);
             format!("SLIM_LAB_SEED={seed}, {killed}")
         });
         let result = judge(&lab, &outcome, killed, kills);

@@ -88,11 +88,7 @@ impl SlurmJob<'_> {
         let mut started = Started::of(lab, command).expect("start a job");
         let working = started.wait_working(Duration::from_secs(20));
         assert!(working, "no work: {:?}\n{slurm}", started.running().lines());
-        let killed = self
-            .kills
-            .carry_out(lab, &mut started, &mut SeededRng::new(seed));
-        thread::sleep(Duration::from_millis(300));
-        fs::remove_file(&go_on).expect("remove a file");
+        let killed = self.kills.while_working(lab, &mut started, &go_on, seed);
         let outcome = started.wait(self.limit);
         let events = Events::read(lab);
         let verdict = outcome.verdict();

@@ -49,16 +49,19 @@ enum Turn {
     },
 }
 
+/// The lock behind the turns of a test program.
+static TURN: RwLock<()> = RwLock::new(());
+
 impl Turn {
-    fn wait(shared: bool) -> Self {
-        static TURN: RwLock<()> = RwLock::new(());
-        match shared {
-            true => Turn::Shared {
-                _guard: TURN.read().unwrap_or_else(PoisonError::into_inner),
-            },
-            false => Turn::Alone {
-                _guard: TURN.write().unwrap_or_else(PoisonError::into_inner),
-            },
+    fn alone() -> Self {
+        Turn::Alone {
+            _guard: TURN.write().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    fn shared() -> Self {
+        Turn::Shared {
+            _guard: TURN.read().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }
@@ -66,15 +69,15 @@ impl Turn {
 impl Bench {
     /// Everything for jobs of `flavor` that run alone, or `None` with the skip and its reason printed.
     pub fn new(test: &str, flavor: Flavor) -> Option<Bench> {
-        Self::find(test, flavor, false)
+        Self::find(test, flavor, Turn::alone)
     }
 
     /// The same for jobs that may run at the same time as others, because their timing does not matter much.
     pub fn shared(test: &str, flavor: Flavor) -> Option<Bench> {
-        Self::find(test, flavor, true)
+        Self::find(test, flavor, Turn::shared)
     }
 
-    fn find(test: &str, flavor: Flavor, shared: bool) -> Option<Bench> {
+    fn find(test: &str, flavor: Flavor, wait: fn() -> Turn) -> Option<Bench> {
         let test = format!("{test}-{}", flavor.word());
         if let Err(error) = Lab::check() {
             skip(&test, error);
@@ -95,7 +98,7 @@ impl Bench {
             test,
             mpi,
             program,
-            _turn: Turn::wait(shared),
+            _turn: wait(),
         })
     }
 

@@ -1,7 +1,9 @@
 //! Kills connections while a job runs, and keeps a tally of many such runs.
 
 use std::{
-    fmt, fs, thread,
+    fmt, fs,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,6 +15,9 @@ use slim_lab::{
 };
 
 use super::{jobs::PROGRAM, soak};
+
+/// How long the work goes on after the last kill.
+const AFTER: Duration = Duration::from_millis(500);
 
 /// How connections are killed during a run.
 #[derive(Clone, Debug)]
@@ -76,6 +81,20 @@ impl Kills {
                 killed.connections += report.connections.len();
             }
         }
+        killed
+    }
+
+    /// The same for a job that works as long as the file `go_on` exists. Then the job may end.
+    pub fn while_working(
+        &self,
+        lab: &Lab,
+        job: &mut Started<'_>,
+        go_on: &Path,
+        seed: u64,
+    ) -> Killed {
+        let killed = self.carry_out(lab, job, &mut SeededRng::new(seed));
+        thread::sleep(AFTER);
+        fs::remove_file(go_on).expect("remove a file");
         killed
     }
 }

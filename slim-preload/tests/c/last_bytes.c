@@ -1,6 +1,6 @@
 // Connections break again and again while one end sends its last bytes and closes. At the other end two threads read from each
 // connection, and a third fetches its errors. The end of the stream must not be reported before the last byte. T_ARGS: rounds.
-// A connection that has ended may be destroyed before a reader has seen the end; then the reader gets an error. It must be a rare one.
+// A connection that has ended may be destroyed before a reader has seen the end. Then the reader gets an error; that must be rare.
 #include "t.h"
 
 enum { CONNECTIONS = 12, READERS = 2, PIECE = 700 };
