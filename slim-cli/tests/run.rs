@@ -349,7 +349,7 @@ fn srun_carries_the_library_whatever_it_exports() {
     let want = "arg=-N2\narg=--export\narg=LD_PRELOAD,SLIM_ATTEMPTS\narg=prog\n";
     assert!(out.starts_with(want), "{out}");
     let out = run(&["prog"], &[("SLURM_EXPORT_ENV", "PATH")]);
-    let want = "SLURM_EXPORT_ENV=PATH,LD_PRELOAD,SLIM_ATTEMPTS\n";
+    let want = "SLURM_EXPORT_ENV=LD_PRELOAD,SLIM_ATTEMPTS,PATH\n";
     assert!(out.contains(want), "{out}");
 }
 

@@ -16,6 +16,8 @@ use slim_lab::faults::netem::{Chance, Delay, Distribution, Netem, Reorder, SendS
 
 /// Longest delay, and longest time between slots. The shortest is a microsecond.
 const MAX_TIME: Duration = Duration::from_secs(60);
+/// Longest jitter: the kernel takes a longer one for this.
+const MAX_JITTER: Duration = Duration::from_millis(2147);
 /// Fastest and slowest line, in bits a second.
 const MAX_RATE: u64 = 100_000_000_000;
 const MIN_RATE: u64 = 1000;
@@ -220,6 +222,12 @@ impl NetemOptions {
         let (loss, corrupt) = (self.loss.is_some(), self.corrupt.is_some());
         let duplicate = self.duplicate.is_some();
         needs("jitter", &self.jitter, "delay", delay)?;
+        if self.jitter.is_some_and(|jitter| jitter.0 > MAX_JITTER) {
+            return Err(format!(
+                "a jitter must be 1us to {}ms",
+                MAX_JITTER.as_millis()
+            ));
+        }
         needs("distribution", &self.distribution, "jitter", jitter)?;
         needs("loss_correlation", &self.loss_correlation, "loss", loss)?;
         needs("reorder", &self.reorder, "delay", delay)?;
@@ -346,6 +354,7 @@ mod tests {
             ("loss = \"1%\", limit = 0", "between 1 and"),
             ("delay = \"1ms\", distribution = \"gauss\"", "gauss"),
             ("jitter = \"1ms\"", "`jitter` needs `delay`"),
+            ("delay = \"9s\", jitter = \"3s\"", "1us to 2147ms"),
             (
                 "delay = \"1ms\", distribution = \"normal\"",
                 "`distribution` needs `jitter`",

@@ -323,7 +323,7 @@ mod tests {
         let list = "LD_PRELOAD,SLIM_EVENTS";
         assert_eq!(p.args, ["-N2", "--export", list, "p"]);
         let p = with("--export A p : --export B p", &[]);
-        let want = format!("--export A,{list} p : --export B,{list} p");
+        let want = format!("--export {list},A p : --export {list},B p");
         assert_eq!(p.args.join(" ".as_ref()).to_str(), Some(&*want));
 
         let p = with("p", &[("SLURM_EXPORT_ENV", "NONE")]);

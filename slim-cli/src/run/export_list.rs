@@ -46,16 +46,15 @@ pub fn carrying(list: &str, exported: &[(&str, &str)], library: &Path) -> Carryi
     {
         items.clear();
     }
-    for (name, _) in exported {
-        if !items
-            .iter()
-            .any(|item| item == name || assigned(item, name).is_some())
-        {
-            items.push((*name).to_owned());
-        }
-    }
+    let names = exported.iter().map(|(name, _)| *name);
+    let missing = names.filter(|name| {
+        let has = |item: &String| item == name || assigned(item, name).is_some();
+        !items.iter().any(has)
+    });
+    // In front: a quotation mark that is not closed takes in all that follows.
+    let all: Vec<&str> = missing.chain(items.iter().map(String::as_str)).collect();
     CarryingList {
-        list: items.join(","),
+        list: all.join(","),
         preload: None,
     }
 }
@@ -94,17 +93,18 @@ mod tests {
             ("", "LD_PRELOAD,SLIM_LOG"),
             ("NONE", "LD_PRELOAD,SLIM_LOG"),
             ("none", "LD_PRELOAD,SLIM_LOG"),
-            ("PATH,A=1", "PATH,A=1,LD_PRELOAD,SLIM_LOG"),
-            ("LD_PRELOAD,PATH", "LD_PRELOAD,PATH,SLIM_LOG"),
-            ("SLIM_LOG=off", "SLIM_LOG=off,LD_PRELOAD"),
+            ("PATH,A=1", "LD_PRELOAD,SLIM_LOG,PATH,A=1"),
+            ("LD_PRELOAD,PATH", "SLIM_LOG,LD_PRELOAD,PATH"),
+            ("SLIM_LOG=off", "LD_PRELOAD,SLIM_LOG=off"),
             (
                 "LD_PRELOAD=/t.so",
-                "LD_PRELOAD=/s/libslim_preload.so:/t.so,SLIM_LOG",
+                "SLIM_LOG,LD_PRELOAD=/s/libslim_preload.so:/t.so",
             ),
             (
                 "A='x,LD_PRELOAD=y',B",
-                "A='x,LD_PRELOAD=y',B,LD_PRELOAD,SLIM_LOG",
+                "LD_PRELOAD,SLIM_LOG,A='x,LD_PRELOAD=y',B",
             ),
+            ("A=don't,B", "LD_PRELOAD,SLIM_LOG,A=don't,B"),
         ] {
             assert_eq!(list(given), want);
         }

@@ -171,13 +171,15 @@ impl Syntax {
 
     fn role(&self, name: &OsStr) -> Option<OptionRole> {
         let name = name.to_str().filter(|name| !name.is_empty())?;
+        // A letter is no name for after two dashes.
+        let is_name = |known: &str| !self.has_letters || known.len() > 1;
         if self.ignores_case {
             return self.role_if(&|known| known.eq_ignore_ascii_case(name));
         }
-        let exact = self.role_if(&|known| known == name);
+        let exact = self.role_if(&|known| is_name(known) && known == name);
         exact.or_else(|| {
             self.abbreviates
-                .then(|| self.role_if(&|known| known.starts_with(name)))?
+                .then(|| self.role_if(&|known| is_name(known) && known.starts_with(name)))?
         })
     }
 
@@ -349,6 +351,8 @@ mod tests {
                 "--of-a-plugin=1|--export A|*--of-a-plugin 1 --export=B p",
             ),
             (SRUN, "-l|*-- p -l"),
+            (SRUN, "--x|*p --export=B"),
+            (SRUN, "--x|-x h|*p"),
             (SRUN, "*-ly p"),
             (SRUN, "*- p"),
             (SRUN, "*-N"),
