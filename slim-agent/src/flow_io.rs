@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use slim_core::Verdict;
 use slim_stream::{Drained, Probe, Undelivered};
+use slim_sys::AckWait;
 
 use crate::handover::{Transport, TransportRef};
 
@@ -126,6 +127,12 @@ pub trait FlowIo: Send + Sync + 'static {
     /// reads the state that it then reports as `unacked == 0`. The agent stops probing then, and the next bytes sent
     /// must call `dirty` again.
     fn probe(&self) -> Probe;
+
+    /// What the flow's connection waits for; `None` if all that could be sent is acknowledged, or if it cannot be told: the flow has no
+    /// transport, or one of a kind for which a silent path is noticed otherwise.
+    fn ack_wait(&self) -> Option<AckWait> {
+        None
+    }
 
     /// The transport's stream has ended. Starts or stops (`on`) questions of the kernel to the peer's kernel on that
     /// connection, one every second.

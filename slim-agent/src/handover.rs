@@ -3,9 +3,12 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use slim_sys::OwnFd;
+
+use crate::kernel::sys;
 
 /// A flow's transport, handed over to its front end.
 ///
@@ -33,6 +36,16 @@ pub enum TransportRef<'a> {
 }
 
 impl Transport {
+    /// The local and the remote address of a direct connection.
+    pub(crate) fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let Self::Descriptor(fd) = self else {
+            return None;
+        };
+        let ends =
+            sys::local_addr(fd.raw()).and_then(|local| Ok((local, sys::peer_addr(fd.raw())?)));
+        ends.ok()
+    }
+
     /// For front ends that take only direct connections with a descriptor, and have refused everything else by
     /// [`TransportRef::descriptor`].
     pub fn into_descriptor(self) -> Option<OwnFd> {

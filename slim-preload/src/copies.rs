@@ -19,7 +19,7 @@ extern "C" fn slim_offered_1() -> *const OfferedCalls {
 
 // The name is `slim_agent::offered::SYMBOL`.
 #[unsafe(no_mangle)]
-extern "C" fn slim_offered_agent_3() -> *const OfferedAgentCalls {
+extern "C" fn slim_offered_agent_4() -> *const OfferedAgentCalls {
     host::offered::<OfferedHere>()
 }
 
@@ -52,8 +52,8 @@ mod tests {
     fn the_name_is_the_one_that_programs_look_up() {
         assert_eq!(slim_sys::copies::SYMBOL, c"slim_offered_1");
         assert!(std::ptr::eq(slim_offered_1(), slim_sys::offered()));
-        assert_eq!(slim_agent::offered::SYMBOL, c"slim_offered_agent_3");
-        assert!(!slim_offered_agent_3().is_null());
+        assert_eq!(slim_agent::offered::SYMBOL, c"slim_offered_agent_4");
+        assert!(!slim_offered_agent_4().is_null());
         assert_eq!(slim_agent::table::offered::SYMBOL, c"slim_offered_table_1");
         assert!(std::ptr::eq(slim_offered_table_1(), asking::offered()));
     }

@@ -6,6 +6,7 @@ use crate::{options, sys, transport};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FlowToken, Verdict};
 use slim_stream::{Delivery, DrainError, Drained, Probe, Undelivered};
+use slim_sys::AckWait;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -298,6 +299,13 @@ impl FlowIo for Handle {
             );
         }
         probe
+    }
+
+    fn ack_wait(&self) -> Option<AckWait> {
+        let ctl = self.flow.own()?;
+        let fd = ctl.probe_fd().filter(|_| ctl.mode() == Mode::Open)?;
+        let usable = !self.flow.stream.is_barred() && !self.flow.stream.is_relayed();
+        usable.then(|| sys::ack_wait(fd))?
     }
 
     fn ask_kernel(&self, on: bool) {

@@ -125,6 +125,38 @@ pub fn cannot_send(info: &libc::tcp_info) -> bool {
     info.tcpi_unacked == 0 && segment > 0 && info.tcpi_snd_wnd >= segment
 }
 
+/// What a connection with bytes under way waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckWait {
+    /// As [`Counters::acked`].
+    pub acked: u64,
+    /// Time since the kernel has last sent data, or has last heard from the peer, whichever is shorter. The kernel measures it in
+    /// ticks of at most 10 ms.
+    pub waited: Duration,
+    /// A long round trip: the average and four deviations, as the kernel estimates them. The peer's kernel may delay
+    /// acknowledgements, and the estimate contains that, so it counts only up to four of the shortest round trips, or 2 ms.
+    pub round_trip: Duration,
+}
+
+/// What a connection waits for; `None` if the peer has acknowledged everything that could be sent.
+pub fn ack_wait(fd: c_int) -> Option<AckWait> {
+    let info = tcp_info(fd)?;
+    let waits = info.tcpi_unacked > 0 || cannot_send(&info);
+    let stands = ![TCP_CLOSE, TCP_SYN_SENT].contains(&info.tcpi_state);
+    let waited = info.tcpi_last_data_sent.min(info.tcpi_last_ack_recv);
+    let estimate = u64::from(info.tcpi_rtt) + 4 * u64::from(info.tcpi_rttvar);
+    let round_trip = match info.tcpi_min_rtt {
+        // Before Linux 4.6, and before the first acknowledgement.
+        0 | u32::MAX => estimate,
+        shortest => estimate.min(2000.max(4 * u64::from(shortest))),
+    };
+    (waits && stands).then(|| AckWait {
+        acked: info.tcpi_bytes_acked,
+        waited: Duration::from_millis(waited.into()),
+        round_trip: Duration::from_micros(round_trip),
+    })
+}
+
 /// Bytes written that the peer's kernel has not acknowledged. The number can still be read after the connection has died
 /// (tcp(7), SIOCOUTQ).
 pub fn unacked(fd: c_int) -> Result<u64, Errno> {

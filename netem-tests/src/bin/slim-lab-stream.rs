@@ -8,7 +8,7 @@
 //!
 //! Each end sends KIB KiB on each connection, spread over SECONDS, and checks what it receives: the bytes are a function of
 //! connection, direction and position. At the end it shuts down its sending half, and expects exactly the other end's bytes
-//! and then the end of the stream. The last line is `DONE conns=.. bytes=.. errs=.. failed=.. maxstall=..`. The exit status is
+//! and then the end of the stream. Each time of 20 ms or more without bytes is reported: `STALL SECONDS`. The last line is `DONE conns=.. bytes=.. errs=.. failed=.. maxstall=..`. The exit status is
 //! 0 if nothing was wrong.
 
 use std::{
@@ -22,6 +22,8 @@ use std::{
 
 /// Size of the buffer for one call, in bytes.
 const PIECE: usize = 16 * 1024;
+/// A time without bytes that is reported.
+const LONG: Duration = Duration::from_millis(20);
 /// All bytes must have arrived within this time after the end of the sending time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -291,7 +293,11 @@ impl StreamRun {
                     |(i, byte): &(usize, &u8)| **byte != byte_at(conn.in_key, position + *i as u64);
                 self.errors += buffer[..got].iter().enumerate().filter(wrong).count() as u64;
                 conn.received += got as u64;
-                self.max_stall = self.max_stall.max(conn.heard.elapsed());
+                let stall = conn.heard.elapsed();
+                if stall >= LONG {
+                    println!("STALL {:.4}", stall.as_secs_f64());
+                }
+                self.max_stall = self.max_stall.max(stall);
                 conn.heard = Instant::now();
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}

@@ -147,6 +147,9 @@ impl Driver {
         if let Some(io) = self.survivor.io(token) {
             self.drop_carrier(token);
             self.drained.remove(&token);
+            if let Some((local, remote)) = transport.ends() {
+                self.endpoint.moves(token, local, remote);
+            }
             io.install(transport);
             self.survivor.set_away(token, false);
             self.endpoint.handle_installed(now, token, replayed);

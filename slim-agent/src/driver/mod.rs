@@ -7,6 +7,7 @@ mod addresses;
 mod conns;
 mod ending;
 mod flows;
+mod glance;
 mod linger;
 mod listeners;
 mod watch;

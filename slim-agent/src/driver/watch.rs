@@ -21,6 +21,7 @@ use slim_core::config::Config;
 use slim_core::endpoint::{Action, State};
 use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 
+use super::glance::Glance;
 use super::linger::Linger;
 use super::{Driver, Notice};
 use crate::FlowIo;
@@ -62,6 +63,7 @@ pub(crate) struct Watch {
     /// Control sockets that outlive their listeners: time of the next check, and the interval before it.
     unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
+    pub(super) glance: Glance,
 }
 
 /// Progress of a slow flow.
@@ -113,6 +115,7 @@ impl Watch {
             tidy_at: None,
             unlistened: HashMap::new(),
             stall: config.stall,
+            glance: Glance::default(),
         }
     }
 
@@ -120,15 +123,24 @@ impl Watch {
     pub(crate) fn next(&self) -> Option<Time> {
         let look = self.agenda.first().map(|(at, ..)| *at);
         let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
-        [look, unlistened, self.sweep_at, self.tidy_at]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            look,
+            unlistened,
+            self.sweep_at,
+            self.tidy_at,
+            self.glance.next(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
         self.dirty.push(token);
         self.sweep_at.get_or_insert(now + self.interval());
+        if !self.stall.is_zero() {
+            self.glance.soon(now);
+        }
     }
 
     /// Something has been recorded that will be discarded later.
@@ -195,9 +207,17 @@ impl Watch {
 
     pub(crate) fn forget(&mut self, token: FlowToken) {
         self.slow.remove(&token);
+        self.glance.forget(token);
         self.busy.remove(&token);
         self.verifying.remove(&token);
         self.linger.forget(token);
+    }
+
+    /// The flows of the next glance. Some may come twice.
+    pub(super) fn glanced_at(&mut self) -> Vec<FlowToken> {
+        let window = self.glance.window(self.dirty.len() + self.slow.len());
+        let all = self.dirty.iter().chain(self.slow.keys());
+        all.skip(window.start).take(window.len()).copied().collect()
     }
 
     fn interval(&self) -> Duration {
@@ -221,6 +241,9 @@ impl Driver {
         }
         if self.watch.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
+        }
+        if self.watch.glance.next().is_some_and(|at| at <= now) {
+            self.glance(now);
         }
         if self.watch.tidy_at.is_some_and(|at| at <= now) {
             let again = self.tidy(now);

@@ -115,6 +115,13 @@ pub(crate) fn local_addr(fd: RawFd) -> io::Result<SocketAddr> {
         .map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// The address a socket is connected to.
+pub(crate) fn peer_addr(fd: RawFd) -> io::Result<SocketAddr> {
+    let addr = net::getpeername(at(fd))?;
+    let addr = addr.and_then(|addr| addr.try_into().ok());
+    addr.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Makes a socket unusable for peers: connections end, listeners refuse, and a UDP socket is connected to a port that
 /// nothing is sent from, so it receives nothing. Does nothing to other descriptors.
 pub(crate) fn shut(fd: RawFd) {

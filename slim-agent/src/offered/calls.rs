@@ -8,7 +8,7 @@ use libc::c_void;
 use crate::offered::plain::PlainAddr;
 
 /// The name under which the preload library exports [`host::offered`](crate::offered::host::offered).
-pub const SYMBOL: &CStr = c"slim_offered_agent_3";
+pub const SYMBOL: &CStr = c"slim_offered_agent_4";
 
 /// What the host offers.
 #[repr(C)]
@@ -87,6 +87,8 @@ pub(crate) mod of_flow {
     pub(crate) const KERNEL_ANSWERED: u32 = 23;
     pub(crate) const LOCAL_FINAL: u32 = 24;
     pub(crate) const UNDELIVERED: u32 = 25;
+    /// Acknowledged; nanoseconds waited; nanoseconds of a round trip and 1, or 0 if nothing is waited for.
+    pub(crate) const ACK_WAIT: u32 = 26;
 }
 
 /// A function that takes bytes, and returns how many it has taken.

@@ -269,6 +269,7 @@ fn ask(io: &dyn FlowIo, call: &FlowCall) -> [u64; 3] {
         of_flow::BEFORE_CONNECT => refusal(io.before_connect(transport())),
         of_flow::PREPARE => refusal(io.prepare(transport())),
         of_flow::PROBE => plain::probe(io.probe()),
+        of_flow::ACK_WAIT => plain::ack_wait(io.ack_wait()),
         of_flow::KERNEL_ANSWERED => truth(io.kernel_answered(Duration::from_nanos(first))),
         of_flow::LOCAL_FINAL => plain::option(io.local_final()),
         of_flow::UNDELIVERED => io

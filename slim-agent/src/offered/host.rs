@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libc::c_void;
 use slim_core::{FinHow, FlowToken, Role, Verdict};
 use slim_stream::{Drained, Probe, Undelivered};
-use slim_sys::as_agent;
+use slim_sys::{AckWait, as_agent};
 
 use crate::commands::command::FlowsEnd;
 use crate::handover::{Transport, TransportRef};
@@ -431,6 +431,10 @@ impl FlowIo for HostedFlow {
 
     fn probe(&self) -> Probe {
         plain::as_probe(self.call(of_flow::PROBE, 0))
+    }
+
+    fn ack_wait(&self) -> Option<AckWait> {
+        plain::as_ack_wait(self.call(of_flow::ACK_WAIT, 0))
     }
 
     fn ask_kernel(&self, on: bool) {

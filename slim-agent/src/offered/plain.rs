@@ -8,6 +8,7 @@ use slim_core::ids::{EndpointId, FlowId};
 use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::{Cause, FinHow, Verdict};
 use slim_stream::Probe;
+use slim_sys::AckWait;
 
 /// Bits of the third number of a probe.
 const STUCK: u64 = 1;
@@ -28,6 +29,21 @@ pub(crate) fn as_probe([unacked, acked, bits]: [u64; 3]) -> Probe {
         relayed: bits & RELAYED != 0,
         full: bits & FULL != 0,
     }
+}
+
+pub(crate) fn ack_wait(wait: Option<AckWait>) -> [u64; 3] {
+    wait.map_or([0; 3], |wait| {
+        let trip = nanos(wait.round_trip).saturating_add(1);
+        [wait.acked, nanos(wait.waited), trip]
+    })
+}
+
+pub(crate) fn as_ack_wait([acked, waited, trip]: [u64; 3]) -> Option<AckWait> {
+    Some(AckWait {
+        acked,
+        waited: Duration::from_nanos(waited),
+        round_trip: Duration::from_nanos(trip.checked_sub(1)?),
+    })
 }
 
 /// An IP address and a port.

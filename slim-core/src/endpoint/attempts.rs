@@ -123,7 +123,7 @@ impl Endpoint {
                 path: Path::to(flow.ends.remote()),
                 asked: now,
                 replaced: 0,
-                heard_at: None,
+                heard_at: outage.via,
             });
             return self.begin_window(now, token, 0);
         };
@@ -151,8 +151,8 @@ impl Endpoint {
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
         outage.heard = false;
-        let (begun, turn) = (attempts.begun, attempts.turn);
-        let Some(path) = self.paths(token).choose(n, turn, self.relay_turns(token)) else {
+        let begun = attempts.begun;
+        let Some(path) = self.next_path(token) else {
             return;
         };
         self.emit_later(token, Event::Attempt { n: begun, path });

@@ -116,6 +116,7 @@ impl Endpoint {
         self.timers.clear_flow(token);
         let candidates = self.take_candidates(token);
         self.relayed.remove(&token);
+        self.silences.moved.remove(&token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };

@@ -10,7 +10,7 @@ use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::event::Failure;
 use crate::ids::{ConnId, FlowToken, Time};
-use crate::transport::TransportKind;
+use crate::transport::{Path, TransportKind};
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -36,23 +36,13 @@ impl Endpoint {
         if lost || flow.change.has_connection() {
             return;
         }
-        let local = flow.ends.local().ip();
-        let (paths, relay) = (self.paths(token), self.relay_turns(token));
-        let flow = self.flow(token);
-        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
+        let Some(path) = self.next_path(token) else {
             return;
         };
-        let known = attempts.heard_at.take();
-        // The answered QUERY was sent from the flow's own address. Connections from an address that the kernel chooses
-        // may not arrive.
-        let bound = (attempts.replaced % 2 == 0).then_some(local);
-        // An answer over IP says nothing about other kinds of transport, so those keep their turns.
-        let known = known.filter(|_| attempts.replaced % 2 == 1 || !paths.has_others());
-        let known =
-            known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
-        let Some(path) = known.or_else(|| paths.choose(attempts.n, attempts.turn, relay)) else {
+        let Some(attempts) = self.attempts(token) else {
             return;
         };
+        attempts.heard_at = None;
         attempts.turn += 1;
         attempts.path = path;
         attempts.asked = now;
@@ -67,6 +57,22 @@ impl Endpoint {
         if self.connects.enter(path.to, token, role) {
             self.launch(now, token);
         }
+    }
+
+    /// The path of the next connection: to the address where the peer has been heard, if there is one.
+    pub(super) fn next_path(&self, token: FlowToken) -> Option<Path> {
+        let flow = &self.flows[&token];
+        let attempts = flow.outage.as_ref()?.attempts.as_ref()?;
+        let paths = self.paths(token);
+        // The answered QUERY was sent from the flow's own address. Connections from an address that the kernel chooses
+        // may not arrive.
+        let bound = (attempts.replaced % 2 == 0).then(|| flow.ends.local().ip());
+        // An answer over IP says nothing about other kinds of transport, so those keep their turns.
+        let heard_at = attempts.heard_at;
+        let known = heard_at.filter(|_| attempts.replaced % 2 == 1 || !paths.has_others());
+        let known =
+            known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
+        known.or_else(|| paths.choose(attempts.n, attempts.turn, self.relay_turns(token)))
     }
 
     /// The flow has a slot: asks the driver for the connection.

@@ -89,6 +89,7 @@ impl Endpoint {
                 TimerOwner::Probe(peer) => self.on_probe_timer(now, peer),
                 TimerOwner::Reach(peer) => self.on_reach_timer(now, peer),
                 TimerOwner::Offer(peer) => self.on_offer_timer(now, peer),
+                TimerOwner::Silences => self.on_silences_timer(now),
                 TimerOwner::Accusation(accused) => self.on_accusation_timer(now, accused),
                 TimerOwner::Flow(token, timer) => self.on_timer(now, token, timer),
             }

@@ -421,6 +421,7 @@ impl Endpoint {
         let peer = self.flow(token).peer_id();
         if let Some(peer) = peer
             && (self.probe_answered(now, peer, status.nonce)
+                || self.path_answered(now, peer, status.nonce)
                 || self.reach_answered(peer, status.nonce))
         {
             self.processes.reached(peer);
@@ -474,6 +475,7 @@ impl Endpoint {
             let peer = self.flows[&token].peer_id();
             if let Some(peer) = peer
                 && (self.probe_answered(now, peer, unknown.nonce)
+                    || self.path_answered(now, peer, unknown.nonce)
                     || (unknown.endpoint == peer && self.reach_answered(peer, unknown.nonce)))
             {
                 // A resume connection will get the same answer.

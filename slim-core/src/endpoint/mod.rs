@@ -145,6 +145,7 @@ mod respond;
 mod resume;
 mod rng;
 mod shut_off;
+mod silence;
 mod survey;
 mod tables;
 #[cfg(test)]
@@ -194,6 +195,7 @@ use relayed::Relayed;
 use resume::Conn;
 use rng::Rng;
 use shut_off::ShutOff;
+use silence::Silences;
 use survey::Surveyed;
 use timer::Timers;
 
@@ -232,6 +234,7 @@ pub struct Endpoint {
     /// By address: the flows that connect there to resume.
     connects: Pace<Locator>,
     probes: Probes,
+    silences: Silences,
     reaches: Reaches,
     exchanges: Exchanges,
     accusations: Accusations,
@@ -284,6 +287,7 @@ impl Endpoint {
             hellos: Pace::default(),
             connects: Pace::default(),
             probes: Probes::default(),
+            silences: Silences::default(),
             reaches: Reaches::default(),
             exchanges: Exchanges::default(),
             accusations: Accusations::default(),

@@ -66,6 +66,8 @@ pub(super) struct Outage {
     pub(super) ending: Option<EscalateReason>,
     /// The front end suspects the path of the present connection, so another path comes first.
     pub(super) elsewhere: bool,
+    /// The peer answers at this address, so the first connection goes there.
+    pub(super) via: Option<IpAddr>,
     /// Connections through the witness come first.
     pub(super) relay_first: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
@@ -97,6 +99,7 @@ impl Outage {
             accused: false,
             ending: None,
             elsewhere: false,
+            via: None,
             relay_first: false,
             key: OnceCell::new(),
         }

@@ -54,6 +54,7 @@ impl Endpoint {
                 self.hellos.len(),
                 self.connects.len(),
                 self.processes.len(),
+                self.silences.len(),
             ]
             .iter()
             .sum(),
@@ -73,6 +74,7 @@ impl Endpoint {
         self.inquiries.expire(now);
         self.hellos.expire(now);
         self.connects.expire(now);
+        self.silences.expire(now);
         // After the tombs, because tombs refer to processes.
         self.processes.forget_unused();
         if self.conns.is_empty() {

@@ -62,6 +62,8 @@ pub(super) enum TimerOwner {
     Offer(EndpointId),
     /// A process that is accused at the witness (`accusations.rs`).
     Accusation(EndpointId),
+    /// Paths that are asked whether they are silent (`silence.rs`).
+    Silences,
 }
 
 /// All timers. In an outage each of thousands of flows sets a dozen timers, and hardly any of them ever fires. So setting a

@@ -195,10 +195,24 @@ impl World {
             }
             return;
         }
+        if kept && !front.barred && front.pump.is_none() && self.dice.chance(30) {
+            self.wait_for_acks(node, token);
+        }
+        let front = &self.nodes[node].fronts[&token];
         let trims = !front.barred || self.mutation == Some(Mutation::TrimSuspended);
         if trims && front.pump.is_none() {
             let front = self.front(node, token);
             front.replay.trim(acked);
+        }
+    }
+
+    /// The driver glances at a flow, which may have waited for an acknowledgement for long.
+    fn wait_for_acks(&mut self, node: usize, token: FlowToken) {
+        let now = self.clock(node);
+        let endpoint = &mut self.nodes[node].endpoint;
+        endpoint.in_use(now, token);
+        if self.dice.chance(70) {
+            endpoint.quiet(now, token);
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, Verdict};
 use slim_stream::{Delivery, Drained, Probe, SendHalf, Undelivered};
-use slim_sys::{Errno, KeepAlive, OwnFd};
+use slim_sys::{AckWait, Errno, KeepAlive, OwnFd};
 
 use super::core::{FlowCore, FlowCtl};
 use crate::event::FlowChange;
@@ -387,6 +387,13 @@ impl FlowIo for FlowCore {
             full: probe.full || (probe.relayed && waits),
             ..probe
         }
+    }
+
+    fn ack_wait(&self) -> Option<AckWait> {
+        let ctl = self.ctl();
+        let usable = !self.stream.is_barred() && !self.stream.is_relayed();
+        let sock = ctl.sock.as_ref().filter(|_| usable)?;
+        slim_sys::ack_wait(sock.as_raw_fd())
     }
 
     fn ask_kernel(&self, on: bool) {

@@ -40,7 +40,7 @@ pub fn is_under_older_preload(test: &str) -> bool {
         let older = Path::new(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("older.{}.{test}.so", std::process::id()));
         let mut library = fs::read(library()).unwrap();
-        let name = b"slim_offered_agent_3\0";
+        let name = b"slim_offered_agent_4\0";
         let mut at: Vec<usize> = Vec::new();
         for (n, bytes) in library.windows(name.len()).enumerate() {
             if bytes == name {

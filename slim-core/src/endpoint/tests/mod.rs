@@ -17,6 +17,7 @@ mod pairs;
 mod probing;
 mod relayed;
 mod resuming;
+mod silence;
 mod surveying;
 mod threats;
 mod ties;

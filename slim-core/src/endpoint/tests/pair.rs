@@ -45,6 +45,8 @@ pub(super) struct Pair {
     pub(super) udp: [Net; 2],
     /// The network for TCP connections, by the side they go to.
     pub(super) tcp: [Net; 2],
+    /// Addresses to which all packets are dropped.
+    pub(super) silent: BTreeSet<IpAddr>,
     /// The network for connections of other kinds, by the side they go to.
     pub(super) other: [Net; 2],
     /// The firewall of a side: what becomes of connections to it, and of datagrams that answer none of its own.
@@ -110,6 +112,7 @@ impl Pair {
             ends: [endpoint(A, a), endpoint(B, b)],
             udp: [Net::Works; 2],
             tcp: [Net::Works; 2],
+            silent: BTreeSet::new(),
             other: [Net::Works; 2],
             guard: [None; 2],
             asked: BTreeSet::new(),
@@ -250,13 +253,24 @@ impl Pair {
     fn way(&mut self, n: usize, from: Option<SocketAddr>, to: SocketAddr) -> Net {
         let (other, from) = (1 - n, from.unwrap_or(control(n)));
         self.asked.insert((n, from, to));
+        if self.silent.contains(&to.ip()) {
+            return Net::Silent;
+        }
         let guard = self.guard[other].filter(|_| !self.asked.contains(&(other, to, from)));
         guard.unwrap_or(self.udp[other])
     }
 
     /// What becomes of a connection to `n`.
-    fn net_of(&self, kind: TransportKind, n: usize) -> Net {
-        match kind {
+    fn net_of(&self, path: &Path, n: usize) -> Net {
+        match path.kind() {
+            TransportKind::TCP
+                if path
+                    .to
+                    .tcp()
+                    .is_some_and(|to| self.silent.contains(&to.ip())) =>
+            {
+                Net::Silent
+            }
             TransportKind::TCP => self.guard[n].unwrap_or(self.tcp[n]),
             _ => self.other[n],
         }
@@ -284,7 +298,7 @@ impl Pair {
                 Net::Refuses => self.ends[n].handle_refused(now, to, &data),
             },
             Action::Mailbox { ip } => self.ends[n].set_mailbox(ip, MAILBOX),
-            Action::Connect { conn, path, .. } => match self.net_of(path.kind(), other) {
+            Action::Connect { conn, path, .. } => match self.net_of(&path, other) {
                 Net::Works => {
                     self.accepted += 1;
                     let twin = ConnId::incoming(self.accepted);
@@ -376,6 +390,6 @@ impl Pair {
     }
 }
 
-pub(super) fn ms(n: u64) -> Duration {
+pub(super) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }

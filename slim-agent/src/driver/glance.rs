@@ -1,0 +1,89 @@
+//! Glances at flows in use: does one wait for an acknowledgement for longer than its round trips explain?
+//!
+//! A path that drops everything reports nothing. The sweep notices that after a second ([`watch`](super::watch)); a glance notices it
+//! within some milliseconds, and the endpoint then asks the peer ([`Endpoint::quiet`](slim_core::endpoint::Endpoint::quiet)). A glance
+//! costs a query to the kernel for each flow, so it looks at a limited number of flows, in turn, and only at those that have sent bytes
+//! within the last second. It looks more often where another path exists.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use slim_core::{FlowToken, Time};
+
+use super::Driver;
+
+/// Interval between two glances where a flow could move to another path, and where it has only one.
+const EVERY: Duration = Duration::from_millis(15);
+const EVERY_ALONE: Duration = Duration::from_millis(50);
+/// Most flows of a glance.
+const MOST: usize = 32;
+/// A flow is quiet if its acknowledgement is missing for so long, and for this many round trips.
+const QUIET: Duration = Duration::from_millis(8);
+const TRIPS: u32 = 2;
+
+/// When to glance, and what the last glances saw.
+#[derive(Default)]
+pub(crate) struct Glance {
+    at: Option<Time>,
+    /// Where in the list of flows the next glance begins.
+    from: usize,
+    /// Flows that waited: how much was acknowledged, and since when it has not been more.
+    waiting: HashMap<FlowToken, (u64, Time)>,
+}
+
+impl Glance {
+    /// Time of the next glance.
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.at
+    }
+
+    /// A flow has sent bytes.
+    pub(crate) fn soon(&mut self, now: Time) {
+        self.at.get_or_insert(now + EVERY);
+    }
+
+    /// Which of `all` flows to look at now.
+    pub(crate) fn window(&mut self, all: usize) -> Range<usize> {
+        let from = self.from.min(all);
+        let end = all.min(from + MOST);
+        self.from = if end == all { 0 } else { end };
+        from..end
+    }
+
+    pub(crate) fn forget(&mut self, token: FlowToken) {
+        self.waiting.remove(&token);
+    }
+}
+
+impl Driver {
+    /// Looks at flows in use, and has the endpoint ask about those that wait.
+    pub(super) fn glance(&mut self, now: Time) {
+        let mut ways = 0;
+        for token in self.watch.glanced_at() {
+            if self.carriers.contains_key(&token) || self.watch.is_busy(token) {
+                continue;
+            }
+            ways = ways.max(self.endpoint.in_use(now, token));
+            let io = self.survivor.io(token);
+            let Some(wait) = io.and_then(|io| io.ack_wait()) else {
+                self.watch.glance.forget(token);
+                continue;
+            };
+            let waiting = &mut self.watch.glance.waiting;
+            let (acked, since) = waiting.entry(token).or_insert((wait.acked, now));
+            if *acked != wait.acked {
+                (*acked, *since) = (wait.acked, now);
+            }
+            let waited = wait.waited.max(now.since(*since));
+            if waited >= QUIET + wait.round_trip * TRIPS {
+                self.endpoint.quiet(now, token);
+            }
+        }
+        self.watch.glance.at = match ways {
+            0 => None,
+            1 => Some(now + EVERY_ALONE),
+            _ => Some(now + EVERY),
+        };
+    }
+}

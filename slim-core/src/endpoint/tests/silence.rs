@@ -1,0 +1,228 @@
+//! Silent paths of live flows.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::pair::*;
+use crate::config::Config;
+use crate::endpoint::Action;
+use crate::event::{Event, Trouble};
+use crate::ids::{Cause, FlowToken};
+use crate::wire::{Kind, parse};
+
+/// How often a driver glances at its flows.
+const GLANCE: Duration = ms(15);
+
+fn second() -> IpAddr {
+    IpAddr::from([10, 1, 0, 2])
+}
+
+/// A live flow whose acceptor has two addresses.
+fn two_paths() -> Pair {
+    let mut pair = Pair::new();
+    let both = vec![addrs()[B].ip(), second()];
+    pair.ends[B] = endpoint_at(id(B), both, Config::default(), 9);
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    pair.forget();
+    pair
+}
+
+/// The driver of A reports for some time that the flow waits. Returns how long it took until A made a connection.
+fn waits(pair: &mut Pair, time: Duration) -> Option<Duration> {
+    let begun = pair.now;
+    while pair.now.since(begun) < time {
+        pair.ends[A].in_use(pair.now, FLOW);
+        pair.ends[A].quiet(pair.now, FLOW);
+        for _ in 0..15 {
+            pair.wait(ms(1));
+            if !pair.connects(A).is_empty() {
+                return Some(pair.now.since(begun));
+            }
+        }
+    }
+    None
+}
+
+/// The flow is in use, and nothing is wrong.
+fn in_use(pair: &mut Pair, time: Duration) {
+    let end = pair.now + time;
+    while pair.now < end {
+        pair.ends[A].in_use(pair.now, FLOW);
+        pair.wait(GLANCE);
+    }
+}
+
+fn questions(pair: &Pair) -> usize {
+    pair.count(A, |action| {
+        matches!(action, Action::Datagram { data, .. }
+            if parse(data).is_ok_and(|p| p.message.kind() == Kind::Query))
+    })
+}
+
+fn installs(pair: &Pair) -> usize {
+    pair.count(A, |action| matches!(action, Action::Install { .. }))
+}
+
+#[test]
+fn a_flow_moves_from_a_silent_path_to_another_one() {
+    let mut pair = two_paths();
+    in_use(&mut pair, ms(1000));
+    pair.silent.insert(addrs()[B].ip());
+    let took = waits(&mut pair, ms(200)).expect("a new connection");
+    assert!(took <= ms(15), "{took:?}");
+    assert_eq!(pair.connects(A)[0].ip(), second());
+    assert_eq!(installs(&pair), 1);
+    let suspend = Event::Suspend {
+        cause: Trouble::Stall,
+    };
+    assert!(pair.events[A].contains(&suspend));
+    // The event says where the connection goes.
+    assert!(pair.events[A].iter().any(|event| matches!(event,
+        Event::Attempt { path, .. } if path.to.tcp().is_some_and(|to| to.ip() == second()))));
+}
+
+#[test]
+fn a_path_that_never_answered_is_not_silent() {
+    let mut pair = two_paths();
+    // A firewall drops datagrams. TCP passes.
+    pair.silent.insert(addrs()[B].ip());
+    in_use(&mut pair, ms(1000));
+    assert_eq!(waits(&mut pair, ms(900)), None);
+}
+
+#[test]
+fn an_old_answer_proves_nothing() {
+    let mut pair = two_paths();
+    in_use(&mut pair, ms(1000));
+    pair.silent.insert(addrs()[B].ip());
+    in_use(&mut pair, ms(61_000));
+    assert_eq!(waits(&mut pair, ms(900)), None);
+}
+
+#[test]
+fn a_flow_with_one_path_is_resumed_as_soon_as_the_path_works_again() {
+    for hole in [30, 100, 300, 900] {
+        let mut pair = Pair::live();
+        in_use(&mut pair, ms(100));
+        pair.silent.insert(addrs()[B].ip());
+        assert_eq!(waits(&mut pair, ms(hole)), None, "no connection in vain");
+        pair.silent.clear();
+        let took = waits(&mut pair, ms(100)).expect("a new connection");
+        assert!(took <= ms(20), "{hole} ms: {took:?}");
+        assert_eq!(installs(&pair), 1);
+    }
+}
+
+#[test]
+fn a_late_acknowledgement_is_no_silence() {
+    for mut pair in [Pair::live(), two_paths()] {
+        in_use(&mut pair, ms(100));
+        pair.forget();
+        assert_eq!(waits(&mut pair, ms(900)), None);
+        let asked = questions(&pair);
+        assert!((20..=120).contains(&asked), "{asked} questions");
+    }
+}
+
+#[test]
+fn a_busy_peer_is_not_silent() {
+    let mut pair = two_paths();
+    in_use(&mut pair, ms(100));
+    pair.forget();
+    pair.udp[B] = Net::Silent;
+    assert_eq!(waits(&mut pair, ms(300)), None);
+    // It reads all questions at once, those over the other path first.
+    pair.udp[B] = Net::Works;
+    let sent = pair.done[A].clone();
+    let is_first = |to: IpAddr| to == addrs()[B].ip();
+    for first in [false, true] {
+        for action in &sent {
+            if let Action::Datagram { to, from, data } = action
+                && is_first(to.ip()) == first
+            {
+                let from = from.unwrap_or(control(A));
+                pair.ends[B].handle_datagram(pair.now, from, *to, data);
+            }
+        }
+    }
+    pair.run();
+    assert_eq!(waits(&mut pair, ms(200)), None);
+}
+
+#[test]
+fn one_lost_question_is_no_silence() {
+    let mut pair = two_paths();
+    in_use(&mut pair, ms(100));
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].quiet(pair.now, FLOW);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    assert_eq!(waits(&mut pair, ms(200)), None);
+}
+
+#[test]
+fn a_flow_that_waits_no_more_stays() {
+    let mut pair = two_paths();
+    in_use(&mut pair, ms(100));
+    pair.udp[B] = Net::Silent;
+    assert_eq!(waits(&mut pair, ms(60)), None);
+    in_use(&mut pair, ms(500));
+    pair.udp[B] = Net::Works;
+    pair.forget();
+    in_use(&mut pair, ms(1500));
+    assert!(pair.connects(A).is_empty());
+    assert_eq!(questions(&pair), 0);
+    assert_eq!(pair.ends[A].poll_timeout(), None, "no timer is left");
+}
+
+#[test]
+fn flows_of_one_path_are_asked_about_once_and_move_together() {
+    let mut pair = two_paths();
+    pair.open_many(B, 20);
+    pair.open_many(A, 20);
+    pair.run();
+    in_use(&mut pair, ms(100));
+    pair.forget();
+    pair.silent.insert(addrs()[B].ip());
+    for flow in 0..20 {
+        pair.ends[A].quiet(pair.now, FlowToken(1000 + flow));
+    }
+    pair.wait(ms(40));
+    assert_eq!(installs(&pair), 20);
+    let asked = questions(&pair);
+    assert!(asked <= 12, "{asked} questions");
+}
+
+#[test]
+fn peers_on_this_host_and_flows_without_a_session_are_not_asked() {
+    let mut pair = Pair::new();
+    let mut same = id(B);
+    same.host = id(A).host;
+    pair.ends[B] = endpoint_at(same, vec![addrs()[B].ip(), second()], Config::default(), 9);
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    pair.forget();
+    assert_eq!(pair.ends[A].in_use(pair.now, FLOW), 0);
+    pair.ends[A].quiet(pair.now, FLOW);
+    assert_eq!(pair.ends[A].in_use(pair.now, FlowToken(99)), 0);
+    pair.run();
+    assert_eq!(questions(&pair), 0);
+
+    let mut pair = Pair::live();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    assert_eq!(pair.ends[A].in_use(pair.now, FLOW), 0);
+}
+
+#[test]
+fn paths_that_are_not_in_use_are_forgotten() {
+    let mut pair = two_paths();
+    let before = pair.ends[A].tables().past;
+    in_use(&mut pair, ms(100));
+    assert_eq!(pair.ends[A].tables().past, before + 1);
+    pair.wait(ms(61_000));
+    pair.ends[A].tidy(pair.now);
+    assert!(pair.ends[A].tables().past <= before);
+}
