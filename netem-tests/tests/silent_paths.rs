@@ -37,7 +37,8 @@ const LIMIT: f64 = 0.15;
 
 /// Waits for both programs, checks them, and returns all stalls.
 fn checked(lab: &Lab, streams: &Streams, pair: Pair) -> Vec<f64> {
-    let (server, client) = pair.wait(Duration::from_secs(60));
+    let limit = Duration::from_secs_f64(streams.seconds + 60.0);
+    let (server, client) = pair.wait(limit);
     server.assert_whole("server", streams);
     client.assert_whole("client", streams);
     let mut all = [stalls(&server), stalls(&client)].concat();
