@@ -116,7 +116,7 @@ fn open_mpi_4_two_ranks_all_at_once() {
 
 #[test]
 fn open_mpi_4_four_ranks_all_at_once() {
-    all_at_once(Flavor::OpenMpi4, 4, 2);
+    all_at_once(Flavor::OpenMpi4, 4, 1);
 }
 
 #[test]
@@ -126,7 +126,17 @@ fn open_mpi_5_two_ranks_all_at_once() {
 
 #[test]
 fn open_mpi_5_four_ranks_all_at_once() {
-    all_at_once(Flavor::OpenMpi5, 4, 2);
+    all_at_once(Flavor::OpenMpi5, 4, 1);
+}
+
+#[test]
+fn mpich_4_all_at_once() {
+    all_at_once(Flavor::Mpich4, 4, 1);
+}
+
+#[test]
+fn mpich_5_all_at_once() {
+    all_at_once(Flavor::Mpich5, 4, 1);
 }
 
 /// Kills connections again while they resume from the last kill, from either end.
@@ -149,7 +159,7 @@ fn open_mpi_4_two_ranks_while_resuming() {
 
 #[test]
 fn open_mpi_4_four_ranks_while_resuming() {
-    while_resuming(Flavor::OpenMpi4, 4, 2);
+    while_resuming(Flavor::OpenMpi4, 4, 1);
 }
 
 #[test]
@@ -159,7 +169,17 @@ fn open_mpi_5_two_ranks_while_resuming() {
 
 #[test]
 fn open_mpi_5_four_ranks_while_resuming() {
-    while_resuming(Flavor::OpenMpi5, 4, 2);
+    while_resuming(Flavor::OpenMpi5, 4, 1);
+}
+
+#[test]
+fn mpich_4_while_resuming() {
+    while_resuming(Flavor::Mpich4, 4, 1);
+}
+
+#[test]
+fn mpich_5_while_resuming() {
+    while_resuming(Flavor::Mpich5, 4, 1);
 }
 
 /// Kills the launcher's own connections too: the loss of one ends a bare job of any MPI.

@@ -107,6 +107,16 @@ fn open_mpi_5_reset_for_a_second() {
 }
 
 #[test]
+fn mpich_4_reset_for_a_second() {
+    survives("reset", Flavor::Mpich4, seconds(6), reset);
+}
+
+#[test]
+fn mpich_5_reset_for_a_second() {
+    survives("reset", Flavor::Mpich5, seconds(6), reset);
+}
+
+#[test]
 fn component_reset_for_a_second() {
     component_survives("reset", seconds(6), reset);
 }
@@ -127,6 +137,11 @@ fn open_mpi_4_dropped_for_five_seconds() {
 #[test]
 fn open_mpi_5_dropped_for_five_seconds() {
     survives("drop", Flavor::OpenMpi5, seconds(15), dropped);
+}
+
+#[test]
+fn mpich_5_dropped_for_five_seconds() {
+    survives("drop", Flavor::Mpich5, seconds(15), dropped);
 }
 
 #[test]
@@ -188,6 +203,11 @@ fn open_mpi_4_link_down_for_three_seconds() {
 #[test]
 fn open_mpi_5_link_down_for_three_seconds() {
     survives("link", Flavor::OpenMpi5, seconds(12), link_down);
+}
+
+#[test]
+fn mpich_4_link_down_for_three_seconds() {
+    survives("link", Flavor::Mpich4, seconds(12), link_down);
 }
 
 #[test]
