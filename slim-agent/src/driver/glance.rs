@@ -76,8 +76,9 @@ impl Driver {
                 (*acked, *since) = (wait.acked, now);
             }
             let waited = wait.waited.max(now.since(*since));
-            if waited >= QUIET + wait.round_trip * TRIPS {
-                self.endpoint.quiet(now, token);
+            let overdue = waited.saturating_sub(wait.round_trip * TRIPS);
+            if overdue >= QUIET {
+                self.endpoint.quiet(now, token, overdue);
             }
         }
         self.watch.glance.at = match ways {

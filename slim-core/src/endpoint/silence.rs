@@ -9,6 +9,8 @@
 //!   acknowledgement, or a segment was lost; the kernel takes care of both.
 //! * If a later one is answered first, the earlier ones were lost: the path was silent and works again. The flow gets a new connection at
 //!   once, because its kernel may wait long before it sends again.
+//! * If the own path answers, and the acknowledgement is missing all the same, something on the path drops only TCP, or only long
+//!   packets. After 0.3 s the flow moves to another path, if there is one.
 //! * If two are answered over another path and none over the own one, the own path is silent. The flow moves to the other path.
 //!
 //! A peer process that is only busy answers over all paths late, but the first question first. A firewall may drop all QUERYs of a path that
@@ -42,6 +44,10 @@ const SETTLE: Duration = Duration::from_millis(3);
 const FRESH: Duration = Duration::from_millis(120);
 /// After an answer over the own path, it is not asked for so long.
 const REST: Duration = Duration::from_millis(25);
+/// A flow whose acknowledgement is overdue for so long leaves a path that answers, if that is so even some time after the
+/// acknowledgement was due.
+const DEAF: Duration = Duration::from_millis(300);
+const ANSWERING: Duration = Duration::from_millis(100);
 /// How often a path in use is asked, and how long its answer counts.
 const PROVE: Duration = Duration::from_secs(20);
 const PROVEN: Duration = Duration::from_secs(60);
@@ -164,13 +170,18 @@ impl Endpoint {
         ways
     }
 
-    /// The flow waits for an acknowledgement for longer than its round trips explain.
-    pub fn quiet(&mut self, now: Time, token: FlowToken) {
+    /// The flow waits for an acknowledgement for longer than its round trips explain, by the time `overdue`.
+    pub fn quiet(&mut self, now: Time, token: FlowToken, overdue: Duration) {
         let Some(ends) = self.watched(token) else {
             return;
         };
         let path = self.silences.paths.entry(ends).or_default();
         path.used = now;
+        let answers = |proven: Time| now.since(proven) + ANSWERING <= overdue;
+        if overdue >= DEAF && path.proven.is_some_and(answers) && self.ways(token).len() > 1 {
+            return self.suspect(now, token);
+        }
+        let path = self.silences.paths.entry(ends).or_default();
         if let Some(inquest) = &mut path.inquest {
             inquest.waiting.insert(token, now);
             let next = inquest.next.min(now + EVERY);

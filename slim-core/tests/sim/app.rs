@@ -1,5 +1,7 @@
 //! The applications and their calls.
 
+use std::time::Duration;
+
 use slim_core::{Cause, FinHow, FlowToken, Verdict};
 
 use crate::event::Ev;
@@ -212,7 +214,8 @@ impl World {
         let endpoint = &mut self.nodes[node].endpoint;
         endpoint.in_use(now, token);
         if self.dice.chance(70) {
-            endpoint.quiet(now, token);
+            let overdue = Duration::from_micros(self.dice.spread(8_000, 400_000));
+            endpoint.quiet(now, token, overdue);
         }
     }
 
