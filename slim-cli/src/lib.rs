@@ -19,6 +19,7 @@ pub mod demo;
 pub mod events;
 pub mod failure;
 pub mod lab;
+pub mod page;
 pub mod run;
 pub mod settings;
 pub mod shell;

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use slim_cli::failure::visible;
 use slim_cli::{bench, chaos, demo, run};
 
 /// Keeps programs running while their TCP connections break.
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             for line in failure.lines() {
-                eprintln!("slim: {line}");
+                eprintln!("slim: {}", visible(line));
             }
             ExitCode::from(failure.status())
         }

@@ -1,9 +1,17 @@
 //! Quoting for a POSIX shell.
 
+use std::ffi::OsString;
+
 /// `text` as one word for a POSIX shell.
 pub fn quote(text: &str) -> String {
     let quoted = shlex::try_quote(text).expect("neither arguments nor variables contain NUL");
     quoted.into_owned()
+}
+
+/// A command line that can be pasted into a shell.
+pub fn line(words: impl IntoIterator<Item = OsString>) -> String {
+    let quoted = words.into_iter().map(|word| quote(&word.to_string_lossy()));
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 /// `NAME='value' ` for each pair, to follow `env `.

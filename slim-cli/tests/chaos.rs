@@ -247,6 +247,10 @@ fn the_example_plans_are_valid() {
     let mut plans = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            // Tests of `slim chaos matrix` read these.
+            continue;
+        }
         slim_cli::chaos::plan::Plan::read(&path).unwrap_or_else(|e| panic!("{e}"));
         plans += 1;
     }

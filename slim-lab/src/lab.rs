@@ -97,6 +97,12 @@ impl Lab {
         &self.name
     }
 
+    /// Address `n` on path `path` that no node has from the beginning; none if there are not so many.
+    pub fn spare_address(&self, path: usize, n: usize) -> Option<Ipv4Addr> {
+        let last = u8::try_from(n + 100).ok().filter(|last| *last < 255)?;
+        Some(Ipv4Addr::new(10, 77 + path as u8, 0, last))
+    }
+
     /// A directory that lives as long as the lab.
     pub fn dir(&self) -> &Path {
         self.dir.path()

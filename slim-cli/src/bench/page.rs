@@ -1,14 +1,14 @@
 //! The report as text, JSON and HTML.
 
-use std::fs;
 use std::path::Path;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use super::report::BenchReport;
 use super::section::Section;
 use super::{goals, plot};
 use crate::failure::CliError;
+use crate::page::{page, write};
 
 impl BenchReport {
     /// The parts, in the order in which they are shown.
@@ -57,46 +57,23 @@ impl BenchReport {
         write(path, &(self.page(sections).into_string() + "\n"))
     }
 
-    /// Everything is escaped but [`STYLE`] and the plots, which are markup.
+    /// Everything is escaped but the plots, which are markup.
     fn page(&self, sections: &[Section]) -> Markup {
-        html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    title { "slim bench" }
-                    style { (PreEscaped(STYLE)) }
-                }
-                body {
-                    h1 { "slim bench " (self.version) }
-                    p { (self.when) br; (self.machine) br; code { (self.command) } }
-                    @for missing in &self.missing {
-                        p.missing { "NOT measured: " (missing) }
-                    }
-                    @for section in sections {
-                        h2 { (section.title) }
-                        @for note in &section.notes { p { (note) } }
-                        @for svg in &section.plots { (PreEscaped(svg)) }
-                        (section.table)
-                    }
-                }
+        let body = html! {
+            h1 { "slim bench " (self.version) }
+            p { (self.when) br; (self.machine) br; code { (self.command) } }
+            @for missing in &self.missing {
+                p.missing { "NOT measured: " (missing) }
             }
-        }
+            @for section in sections {
+                h2 { (section.title) }
+                @for note in &section.notes { p { (note) } }
+                @for svg in &section.plots { (PreEscaped(svg)) }
+                (section.table)
+            }
+        };
+        page("slim bench", &body)
     }
-}
-
-const STYLE: &str = "
-body { font: 15px/1.45 sans-serif; margin: 2em auto; max-width: 60em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 }
-th, td { padding: .2em .8em .2em 0; text-align: left; border-bottom: 1px solid #ddd }
-.n { text-align: right; font-variant-numeric: tabular-nums }
-code { background: #f3f3f3; padding: .1em .3em }
-.missing { color: #a00; white-space: pre-wrap }
-svg { display: block; max-width: 100%; height: auto; margin: 1em 0 }
-";
-
-fn write(path: &Path, text: &str) -> Result<(), CliError> {
-    fs::write(path, text).map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! Faults in force.
 
+use std::cell::RefCell;
+use std::net::Ipv4Addr;
+
 use slim_lab::Error;
 use slim_lab::faults::{lines, link, nft};
 
+use super::shared::{Share, SharedFaults};
 use super::stopped::{StopCounts, StoppedProcesses};
 
 /// What faults of one run have in common: faults may overlap, and each one ends alone.
@@ -12,6 +16,12 @@ pub struct Ongoing {
     pub stops: StopCounts,
     /// Lines with netem.
     pub lines: lines::NetemLines,
+    /// The addresses that nodes have got, each with its node and path.
+    pub new_addresses: RefCell<Vec<(Ipv4Addr, String, usize)>>,
+    /// Links that are down.
+    pub links: SharedFaults<link::Down>,
+    /// Interfaces without addresses.
+    pub addresses: SharedFaults<link::Removed>,
 }
 
 /// A fault in force; it ends when this is lifted or dropped.
@@ -20,37 +30,48 @@ pub enum ActiveFault {
     /// Firewall rules.
     Firewall(Vec<nft::RuleGuard>),
     /// A link that is down.
-    Link(link::Down),
+    Link(Share<link::Down>),
     /// Addresses that are removed.
-    Address(link::Removed),
+    Address(Share<link::Removed>),
     /// Lines with netem.
     Netem(Vec<lines::LineGuard>),
     /// Processes that are stopped.
     Stopped(StoppedProcesses),
 }
 
+/// What is known of a fault at its end.
+#[derive(Debug, Default)]
+pub struct LiftedFault {
+    /// What it did, if that is known.
+    pub detail: Option<String>,
+    /// Set if it is known to have met something.
+    pub effect: bool,
+}
+
 impl ActiveFault {
-    /// Ends the fault. Returns what it did, if that is known.
-    pub fn lift(self) -> Result<Option<String>, Error> {
+    /// Ends the fault.
+    pub fn lift(self) -> Result<LiftedFault, Error> {
         match self {
             Self::Firewall(guards) => {
-                let mut packets = 0;
-                for guard in guards {
-                    packets += guard.lift()?.packets;
-                }
-                Ok(Some(format!("{packets} packets stopped")))
-            }
-            Self::Link(down) => down.lift().map(|()| None),
-            Self::Address(removed) => removed.lift().map(|()| None),
-            Self::Netem(guards) => {
                 // All end, also if one fails.
+                let ends: Vec<_> = guards.into_iter().map(nft::RuleGuard::lift).collect();
+                let mut packets = 0;
+                for end in ends {
+                    packets += end?.packets;
+                }
+                return Ok(LiftedFault {
+                    detail: Some(format!("{packets} packets stopped")),
+                    effect: packets > 0,
+                });
+            }
+            Self::Link(down) => down.last().map_or(Ok(()), link::Down::lift)?,
+            Self::Address(removed) => removed.last().map_or(Ok(()), link::Removed::lift)?,
+            Self::Netem(guards) => {
                 let ends: Vec<_> = guards.into_iter().map(lines::LineGuard::lift).collect();
-                ends.into_iter().collect::<Result<_, _>>().map(|()| None)
+                ends.into_iter().collect::<Result<(), _>>()?;
             }
-            Self::Stopped(stopped) => {
-                drop(stopped);
-                Ok(None)
-            }
+            Self::Stopped(stopped) => drop(stopped),
         }
+        Ok(LiftedFault::default())
     }
 }

@@ -1,34 +1,35 @@
 //! `slim chaos`: makes the faults of a plan, for a new command or for a running job.
 
 pub mod active;
+pub mod engine;
+pub mod matrix;
+pub mod message;
 pub mod netem;
 pub mod plan;
 pub mod report;
 pub mod scene;
 pub mod schedule;
+pub mod shared;
+pub mod shrink;
 pub mod stopped;
+pub mod trial;
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use slim_lab::{Error, Lab, SeededRng};
 
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::lab;
 use crate::run::launcher;
-use active::{ActiveFault, Ongoing};
+use engine::Engine;
 use plan::Plan;
-use report::{ChaosReport, FaultRow, seconds};
+use report::ChaosReport;
 use scene::Scene;
-use schedule::Schedule;
-
-/// How often to check whether the command or the job has ended.
-const TICK: Duration = Duration::from_millis(20);
 
 /// Break connections under a command, by a plan (TOML).
 ///
@@ -37,10 +38,38 @@ const TICK: Duration = Duration::from_millis(20);
 /// The exit status is that of the command. With --pid: makes the faults on a running
 /// job. Needs root.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(subcommand_value_name = "ACTION", subcommand_help_heading = "Actions")]
 pub struct ChaosOptions {
+    #[command(subcommand)]
+    action: Option<ChaosAction>,
+    #[command(flatten)]
+    run: PlanOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum ChaosAction {
+    Matrix(matrix::MatrixOptions),
+    Shrink(shrink::ShrinkOptions),
+}
+
+/// Options of a lab.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct LabOptions {
+    /// Nodes of the lab.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=26))]
+    pub nodes: u8,
+    /// Paths between the nodes of the lab.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub paths: u8,
+}
+
+/// Options of a run under a plan.
+#[derive(Args, Debug)]
+pub struct PlanOptions {
     /// The fault plan; see examples/chaos.
-    #[arg(value_name = "PLAN")]
-    pub plan: PathBuf,
+    #[arg(value_name = "PLAN", required = true)]
+    pub plan: Option<PathBuf>,
     /// Seed of all times and choices (instead of the plan's).
     #[arg(long)]
     pub seed: Option<u64>,
@@ -50,12 +79,9 @@ pub struct ChaosOptions {
     /// With --pid: break connections of everything in the network namespace of that process.
     #[arg(long, requires = "pid")]
     pub whole_namespace: bool,
-    /// Nodes of the lab.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=26))]
-    pub nodes: u8,
-    /// Paths between the nodes of the lab.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
-    pub paths: u8,
+    /// The lab.
+    #[command(flatten)]
+    pub lab: LabOptions,
     /// Print the report as JSON instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -64,14 +90,24 @@ pub struct ChaosOptions {
     pub command: Vec<OsString>,
 }
 
-/// Runs the plan and prints the report.
+/// Carries out what the options ask for.
 pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
+    match (&options.action, &options.run.plan) {
+        (Some(ChaosAction::Matrix(matrix)), _) => matrix::main(matrix),
+        (Some(ChaosAction::Shrink(shrink)), _) => shrink::main(shrink),
+        (None, Some(path)) => run_plan(&options.run, path),
+        (None, None) => Err(CliError::input("no plan")),
+    }
+}
+
+/// Runs the plan and prints the report.
+fn run_plan(options: &PlanOptions, path: &Path) -> Result<ExitCode, CliError> {
     if options.pid.is_none() && options.command.is_empty() {
         return Err(CliError::input(
             "nothing to hit: give a command for the lab (behind --), or the --pid of a running job",
         ));
     }
-    let plan = Plan::read(&options.plan)?;
+    let plan = Plan::read(path)?;
     let seed = options
         .seed
         .or(plan.seed)
@@ -79,7 +115,7 @@ pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
     if let Some(command) = options.command.first() {
         launcher::resolve(&command.to_string_lossy())?;
     }
-    let bad = |line: String| CliError::input(format!("{}: {line}", options.plan.display()));
+    let bad = |line: String| CliError::input(format!("{}: {line}", path.display()));
     Lab::check().map_err(|e| CliError::input(e.to_string()))?;
     plan.check_kernel().map_err(bad)?;
     let scene = scene(options).map_err(|e| CliError::input(e.to_string()))?;
@@ -102,11 +138,14 @@ pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
     ))
 }
 
-fn scene(options: &ChaosOptions) -> Result<Scene, Error> {
+fn scene(options: &PlanOptions) -> Result<Scene, Error> {
     match options.pid {
         Some(pid) => Scene::of_process(pid, options.whole_namespace),
         None => {
-            let (nodes, paths) = (usize::from(options.nodes), usize::from(options.paths));
+            let (nodes, paths) = (
+                usize::from(options.lab.nodes),
+                usize::from(options.lab.paths),
+            );
             Ok(Scene::Lab(Box::new(
                 Lab::builder()
                     .nodes(nodes)
@@ -129,107 +168,37 @@ fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, CliE
     })
 }
 
-/// A fault in force, and its row in the report.
-struct Active {
-    until: Duration,
-    row: usize,
-    guard: ActiveFault,
-}
-
-/// Makes the faults until the command, the job or the plan ends. A fault that cannot be made is
-/// reported and does not stop the others.
+/// Makes the faults until the command, the job or the plan ends.
 fn run(
     plan: &Plan,
     seed: u64,
     scene: &Scene,
     mut child: Option<Child>,
 ) -> Result<ChaosReport, CliError> {
-    let mut report = ChaosReport {
-        seed,
-        ..ChaosReport::default()
-    };
-    let mut schedule = Schedule::new(plan, seed);
-    let mut rng = SeededRng::new(seed);
-    let ongoing = Ongoing::default();
-    let mut active: Vec<Active> = Vec::new();
-    let begin = Instant::now();
+    let mut engine = Engine::new(plan, seed, scene);
+    let mut status = None;
     loop {
-        let now = begin.elapsed();
-        for over in active.extract_if(.., |a| a.until <= now) {
-            end(over, now, &mut report);
-        }
         if let Some(child) = &mut child {
-            let ended = child
+            status = child
                 .try_wait()
-                .map_err(|e| CliError::failed(format!("wait for the command: {e}")))?;
-            if let Some(status) = ended {
-                report.status = Some(status_number(status));
+                .map_err(|e| CliError::failed(format!("wait for the command: {e}")))?
+                .map(status_number);
+            if status.is_some() {
                 break;
             }
-        } else if !scene.is_alive() || (schedule.peek().is_none() && active.is_empty()) {
+        } else if !scene.is_alive() || engine.is_over() {
             break;
         }
-        while schedule.peek().is_some_and(|at| at <= now) {
-            let Some(due) = schedule.next() else { break };
-            let fault = &plan.faults[due.fault];
-            let at = begin.elapsed();
-            let mut row = FaultRow {
-                at: seconds(at),
-                kind: fault.kind.name(),
-                node: "-".into(),
-                lasted: None,
-                hit: None,
-                detail: String::new(),
-                failed: false,
-            };
-            match scene.strike(fault, &mut rng, &ongoing) {
-                Ok(strike) => {
-                    row.node = strike.node;
-                    row.detail = strike.detail;
-                    row.hit = strike.guard.is_none().then_some(strike.hit);
-                    if let Some(guard) = strike.guard {
-                        let until = at + due.lasts.unwrap_or_default();
-                        active.push(Active {
-                            until,
-                            row: report.faults.len(),
-                            guard,
-                        });
-                    }
-                }
-                Err(error) => {
-                    row.failed = true;
-                    row.detail = error.to_string();
-                }
-            }
-            report.faults.push(row);
-        }
-        let next = active.iter().map(|a| a.until).chain(schedule.peek()).min();
-        let pause = next.map_or(TICK, |at| at.saturating_sub(begin.elapsed()).min(TICK));
-        thread::sleep(pause);
+        engine.step();
+        thread::sleep(engine.pause());
     }
-    let now = begin.elapsed();
-    for rest in active {
-        end(rest, now, &mut report);
-    }
-    report.seconds = seconds(now);
+    let mut report = engine.finish();
+    report.status = status;
     Ok(report)
 }
 
-fn end(over: Active, now: Duration, report: &mut ChaosReport) {
-    let row = &mut report.faults[over.row];
-    row.lasted = Some(seconds(now - Duration::from_secs_f64(row.at).min(now)));
-    match over.guard.lift() {
-        Ok(None) => {}
-        Ok(Some(what)) => row.detail = what,
-        Err(error) => {
-            row.failed = true;
-            row.detail = format!("could not be ended: {error}");
-        }
-    }
-}
-
 /// The exit status as a shell reports it: 128 plus the number of a signal.
-fn status_number(status: ExitStatus) -> i32 {
+pub fn status_number(status: ExitStatus) -> i32 {
     status
         .code()
         .or(status.signal().map(|s| 128 + s))

@@ -21,6 +21,8 @@ const MAX_JITTER: Duration = Duration::from_millis(2147);
 /// Fastest and slowest line, in bits a second.
 const MAX_RATE: u64 = 100_000_000_000;
 const MIN_RATE: u64 = 1000;
+/// Smallest share of packets: the kernel counts in steps of 2⁻³².
+const MIN_PERCENT: f64 = 2.4e-8;
 /// Most packets that may wait.
 const MAX_LIMIT: u32 = 10_000_000;
 
@@ -134,7 +136,11 @@ impl TryFrom<LineValue> for Percent {
 
     fn try_from(raw: LineValue) -> Result<Self, String> {
         let percent = raw.value("2%", &[("%", 1.0)])?;
-        if percent > 0.0 && percent <= 100.0 {
+        if percent > 0.0 && percent <= 100.0 && percent < MIN_PERCENT {
+            Err(format!(
+                "{percent}% is less than the kernel can tell from 0% (at least {MIN_PERCENT}%)"
+            ))
+        } else if percent > 0.0 && percent <= 100.0 {
             Ok(Self(percent))
         } else {
             Err(format!("{percent}% is not more than 0% and at most 100%"))
@@ -346,6 +352,7 @@ mod tests {
             ("loss = \"2\"", "`2` is not such as `2%`"),
             ("loss = \"101%\"", "at most 100%"),
             ("loss = \"0%\"", "more than 0%"),
+            ("loss = \"0.00000001%\"", "than the kernel can tell from 0%"),
             ("rate = \"10mb\"", "(bit, kbit, mbit, gbit)"),
             ("rate = \"1bit\"", "1kbit to 100gbit"),
             ("slot = \"0s\"", "such as \"5ms\""),

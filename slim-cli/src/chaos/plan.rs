@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use slim_lab::faults::netem::Netem;
 use strum::IntoStaticStr;
 
-use super::netem;
+use super::{message, netem};
 use crate::failure::CliError;
 
 /// Longest time in a plan, in seconds: a day. A longer time is taken for a mistake.
@@ -54,17 +54,15 @@ pub struct PlannedFault {
     pub every: Option<Span>,
     /// Largest number of faults.
     pub times: Option<u32>,
-    /// Duration of a fault that lasts (default: 1 s).
-    pub lasts: Option<Span>,
+    /// Duration of a fault that lasts (default: 1 s; `flush`: forever).
+    pub lasts: Option<Lasts>,
     /// The name of a node, or `any` (the default): a node chosen anew each time.
     #[serde(default = "any_node")]
     pub node: String,
-    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `mtu-hole`, `netem`, `reset`): 0 is the first.
-    #[serde(default)]
-    pub path: usize,
-    /// How many of the selected connections or processes to hit: one at random, or all.
-    #[serde(default)]
-    pub hit: Hit,
+    /// The path between the nodes, for kinds that hit a path: 0 (the default) is the first.
+    pub path: Option<usize>,
+    /// How many of the selected connections or processes to hit: one at random (the default), or all.
+    pub hit: Option<Hit>,
     /// Only processes with this name, or their connections.
     pub process: Option<String>,
     /// Not processes with these names, nor their connections.
@@ -72,8 +70,10 @@ pub struct PlannedFault {
     pub not_process: Vec<String>,
     /// Only connections with this address at the other end.
     pub peer: Option<IpAddr>,
-    /// Only connections with this port at either end.
+    /// Only connections with this port at either end; for `syn-full`, only the listener with this port.
     pub port: Option<u16>,
+    /// What the firewall does with packets of connections that it does not know (`flush`).
+    pub answer: Option<FlushAnswer>,
     /// What a line does to packets (`netem`).
     #[serde(default, deserialize_with = "netem::read")]
     pub netem: Option<Netem>,
@@ -90,6 +90,8 @@ pub enum FaultKind {
     Drop,
     /// A forged FIN ends a connection.
     Fin,
+    /// A firewall with a table of connections forgets them: their packets do not pass any more. New connections do.
+    Flush,
     /// The kernel gives a connection up.
     Kill,
     /// A link goes down and comes up.
@@ -98,12 +100,29 @@ pub enum FaultKind {
     MtuHole,
     /// Packets that a node sends on a path are delayed, lost, reordered, repeated or damaged.
     Netem,
+    /// Packets from the node get lost, those to it arrive.
+    OneWay,
+    /// The node has another address on a path from now on.
+    Renumber,
     /// A firewall answers with a reset.
     Reset,
     /// A forged RST ends a connection.
     Rst,
     /// Processes are stopped (SIGSTOP), and go on after a time.
     Stop,
+    /// The queues of listeners are full: new connections are not made for a time.
+    SynFull,
+}
+
+/// The answer of a firewall to packets of connections that it has forgotten.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum FlushAnswer {
+    /// A reset.
+    Reset,
+    /// None: the packets are dropped.
+    #[default]
+    Silence,
 }
 
 /// How many of those selected to hit.
@@ -132,6 +151,25 @@ pub struct Span {
     pub to: Duration,
 }
 
+/// How long faults of a plan last.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(try_from = "RawLasts")]
+pub enum Lasts {
+    /// To the end of the run.
+    Forever,
+    /// A time, or a range of times to choose from.
+    Within(Span),
+}
+
+/// How long one fault lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasting {
+    /// So long.
+    For(Duration),
+    /// To the end of the run.
+    Forever,
+}
+
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected seconds, or a range such as [0.5, 2]")]
 enum Raw {
@@ -139,11 +177,29 @@ enum Raw {
     Range([f64; 2]),
 }
 
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected seconds, a range such as [0.5, 2], or \"forever\""
+)]
+enum RawLasts {
+    Time(Raw),
+    Word(Forever),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Forever {
+    Forever,
+}
+
+const ONE_SECOND: Span = Span {
+    from: Duration::from_secs(1),
+    to: Duration::from_secs(1),
+};
+
 fn one_second() -> Span {
-    Span {
-        from: Duration::from_secs(1),
-        to: Duration::from_secs(1),
-    }
+    ONE_SECOND
 }
 
 fn any_node() -> String {
@@ -169,6 +225,11 @@ impl TryFrom<f64> for Seconds {
 }
 
 impl Seconds {
+    /// So many seconds.
+    pub fn whole(seconds: u32) -> Self {
+        Self(seconds.into())
+    }
+
     /// The time as a duration.
     pub fn duration(self) -> Duration {
         Duration::from_secs_f64(self.0)
@@ -195,24 +256,26 @@ impl TryFrom<Raw> for Span {
     }
 }
 
+impl TryFrom<RawLasts> for Lasts {
+    type Error = String;
+
+    fn try_from(raw: RawLasts) -> Result<Self, String> {
+        match raw {
+            RawLasts::Time(time) => time.try_into().map(Self::Within),
+            RawLasts::Word(Forever::Forever) => Ok(Self::Forever),
+        }
+    }
+}
+
 impl FaultKind {
     /// Whether the fault lasts for a time, rather than being over at once.
     pub fn lasts(self) -> bool {
-        matches!(
-            self,
-            Self::AddressGone
-                | Self::Drop
-                | Self::LinkDown
-                | Self::MtuHole
-                | Self::Netem
-                | Self::Reset
-                | Self::Stop
-        )
+        !self.hits_some() && self != Self::Renumber || self == Self::Stop
     }
 
-    /// Whether the fault hits the whole network of a host, not only selected connections or processes.
-    pub fn hits_everything(self) -> bool {
-        self.lasts() && self != Self::Stop
+    /// Whether the fault hits selected connections or processes, not the whole network of a host.
+    pub fn hits_some(self) -> bool {
+        matches!(self, Self::Fin | Self::Kill | Self::Rst | Self::Stop)
     }
 
     /// Its name in plans and reports.
@@ -231,14 +294,30 @@ impl Plan {
 
     /// Parses a plan from text; the error is one line without the file's name.
     pub fn parse(text: &str) -> Result<Self, String> {
+        check_tables(text)?;
         let plan: Self = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(1, |span| {
                 text[..span.start.min(text.len())].lines().count().max(1)
             });
-            format!("line {line}: {}", e.message().replace('\n', " "))
+            format!("line {line}: {}", message::plain(e.message()))
         })?;
         plan.check()?;
         Ok(plan)
+    }
+
+    /// Nothing happens.
+    pub fn without_faults() -> Self {
+        Self {
+            seed: None,
+            duration: None,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Index of the last path that a fault of the plan hits.
+    pub fn last_path(&self) -> usize {
+        let paths = self.faults.iter().map(PlannedFault::path);
+        paths.max().unwrap_or(0)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -266,7 +345,47 @@ impl Plan {
     }
 }
 
+/// serde takes an array for a table, its values in the order of the keys. A plan names its keys.
+fn check_tables(text: &str) -> Result<(), String> {
+    let Ok(plan) = toml::from_str::<toml::Table>(text) else {
+        // The parser of plans says where the mistake is.
+        return Ok(());
+    };
+    let faults = plan.get("fault").and_then(toml::Value::as_array);
+    for (n, fault) in faults.into_iter().flatten().enumerate() {
+        let Some(fault) = fault.as_table() else {
+            return Err(format!("fault {} is not a table", n + 1));
+        };
+        if fault.get("netem").is_some_and(|netem| !netem.is_table()) {
+            return Err(format!(
+                "fault {}: `netem` is not a table, such as {{ delay = \"5ms\" }}",
+                n + 1
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl PlannedFault {
+    /// The path that it hits.
+    pub fn path(&self) -> usize {
+        self.path.unwrap_or(0)
+    }
+
+    /// How many of those selected it hits.
+    pub fn hit(&self) -> Hit {
+        self.hit.unwrap_or_default()
+    }
+
+    /// How long it lasts; none if it is over at once.
+    pub fn lasts(&self) -> Option<Lasts> {
+        let default = match self.kind {
+            FaultKind::Flush => Lasts::Forever,
+            _ => Lasts::Within(ONE_SECOND),
+        };
+        self.kind.lasts().then(|| self.lasts.unwrap_or(default))
+    }
+
     fn check(&self) -> Result<(), String> {
         if self.every.is_some_and(|every| every.to.is_zero()) {
             return Err("`every` must be more than 0 seconds".into());
@@ -290,9 +409,19 @@ impl PlannedFault {
             (false, Some(_)) => return Err("`netem` is for the kind netem only".into()),
             _ => {}
         }
-        let picks_connections = self.peer.is_some() || self.port.is_some();
+        if self.answer.is_some() && self.kind != FaultKind::Flush {
+            return Err("`answer` is for the kind flush only".into());
+        }
+        if self.path.is_some() && self.kind.hits_some() {
+            return Err("`path` is not allowed: this fault hits connections or processes".into());
+        }
+        if self.hit.is_some() && !self.kind.hits_some() {
+            return Err("`hit` is not allowed: this fault hits the whole node".into());
+        }
+        let of_listener = self.port.is_some() && self.kind == FaultKind::SynFull;
+        let picks_connections = self.peer.is_some() || self.port.is_some() && !of_listener;
         let picks = self.process.is_some() || !self.not_process.is_empty() || picks_connections;
-        if picks && self.kind.hits_everything() {
+        if picks && !self.kind.hits_some() {
             return Err("connections cannot be selected: this fault hits the whole node".into());
         }
         if picks_connections && self.kind == FaultKind::Stop {
@@ -320,12 +449,15 @@ mod tests {
         };
         assert_eq!(
             (kill.kind, kill.hit, kill.node.as_str()),
-            (FaultKind::Kill, Hit::All, "any")
+            (FaultKind::Kill, Some(Hit::All), "any")
         );
         assert_eq!(kill.start, one_second());
         assert_eq!(kill.every.unwrap().to, Duration::from_secs(2));
-        assert_eq!(link.lasts.unwrap().from, Duration::from_millis(2500));
-        assert_eq!(link.hit, Hit::One);
+        let Some(Lasts::Within(lasts)) = link.lasts() else {
+            panic!("{link:?}")
+        };
+        assert_eq!(lasts.from, Duration::from_millis(2500));
+        assert_eq!((kill.lasts(), link.path()), (None, 0));
     }
 
     #[test]
@@ -334,16 +466,40 @@ mod tests {
             "address-gone",
             "drop",
             "fin",
+            "flush",
             "kill",
             "link-down",
             "mtu-hole",
+            "one-way",
+            "renumber",
             "reset",
             "rst",
             "stop",
+            "syn-full",
         ] {
             let plan = Plan::parse(&format!("[[fault]]\nkind = \"{name}\"\n")).unwrap();
             assert_eq!(plan.faults[0].kind.name(), name);
         }
+    }
+
+    #[test]
+    fn a_fault_may_last_to_the_end_of_the_run() {
+        let lasts = |fault: &str| {
+            let plan = Plan::parse(&format!("[[fault]]\nkind = {fault}\n"));
+            plan.map(|plan| plan.faults[0].lasts())
+        };
+        assert_eq!(
+            lasts("\"link-down\"\nlasts = \"forever\""),
+            Ok(Some(Lasts::Forever))
+        );
+        assert_eq!(lasts("\"flush\""), Ok(Some(Lasts::Forever)));
+        assert_eq!(lasts("\"drop\""), Ok(Some(Lasts::Within(ONE_SECOND))));
+        assert_eq!(lasts("\"renumber\""), Ok(None));
+        let line = lasts("\"drop\"\nlasts = \"long\"").unwrap_err();
+        assert!(
+            line.contains("line 3") && line.contains("or \"forever\""),
+            "{line}"
+        );
     }
 
     /// Each bad plan with a word that its one line must contain.
@@ -376,6 +532,33 @@ mod tests {
             ),
             ("[[fault]]\nkind = \"kill\"\nlasts = 1\n", "over at once"),
             ("[[fault]]\nkind = \"drop\"\nport = 80\n", "whole node"),
+            ("[[fault]]\nkind = \"kill\"\npath = 1\n", "`path`"),
+            ("[[fault]]\nkind = \"drop\"\nhit = \"all\"\n", "`hit`"),
+            (
+                "[[fault]]\nkind = \"drop\"\nanswer = \"reset\"\n",
+                "flush only",
+            ),
+            (
+                "[[fault]]\nkind = \"renumber\"\nlasts = 1\n",
+                "over at once",
+            ),
+            ("fault = [[\"kill\"]]\n", "fault 1 is not a table"),
+            (
+                "[[fault]]\nkind = \"netem\"\nnetem = [\"5ms\"]\n",
+                "`netem` is not a table",
+            ),
+            (
+                "fault = 1\n",
+                "line 1: invalid type: integer `1`, expected a list",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\nport = -1\n",
+                "expected a whole number",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\n\"\\u001b[31m\" = 1\n",
+                "\\u{1b}[31m",
+            ),
             ("[[fault]]\nkind = \"stop\"\nport = 80\n", "only processes"),
             ("[[fault]]\nkind = \"kill\"\npeer = \"nodeB\"\n", "line 3"),
             ("duration = nan\n[[fault]]\nkind = \"kill\"\n", "line 1"),
@@ -384,7 +567,7 @@ mod tests {
         for (text, word) in bad {
             let line = Plan::parse(text).unwrap_err();
             assert!(
-                line.contains(word) && !line.contains('\n'),
+                line.contains(word) && !line.contains(char::is_control),
                 "{text:?} gave {line:?}"
             );
         }

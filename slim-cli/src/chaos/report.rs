@@ -1,9 +1,11 @@
 //! The report of a chaos run, as text and as JSON.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use super::plan::Lasting;
 use crate::table::Table;
 
 /// The report of a chaos run.
@@ -32,10 +34,32 @@ pub struct FaultRow {
     pub lasted: Option<f64>,
     /// Connections hit; none for a kind that hits a whole node.
     pub hit: Option<usize>,
+    /// Whether it met anything: a connection, a process or a packet.
+    pub effect: bool,
     /// Description.
     pub detail: String,
     /// Set if the fault could not be made; `detail` says why.
     pub failed: bool,
+    /// Index of the fault in the plan.
+    #[serde(skip)]
+    pub planned: usize,
+    /// How long it is to last; none if it is over at once.
+    #[serde(skip)]
+    pub lasting: Option<Lasting>,
+    /// What a fault that hit one connection or process has hit.
+    #[serde(skip)]
+    pub victim: Option<Victim>,
+}
+
+/// How to find a connection or process again in another run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Victim {
+    /// Name of the process.
+    pub process: Option<String>,
+    /// Address of the other end.
+    pub peer: Option<IpAddr>,
+    /// A port that programs choose themselves.
+    pub port: Option<u16>,
 }
 
 impl ChaosReport {
@@ -106,8 +130,12 @@ mod tests {
             node: "nodeA".into(),
             lasted,
             hit,
+            effect: true,
             detail: "x".into(),
             failed,
+            planned: 0,
+            lasting: None,
+            victim: None,
         };
         ChaosReport {
             seed: 9,

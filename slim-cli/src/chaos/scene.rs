@@ -10,12 +10,14 @@ use std::time::Duration;
 use procfs::process::all_processes;
 use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
+use slim_lab::faults::flush::{self, Forgotten};
 use slim_lab::faults::inject::{self, Segment};
 use slim_lab::faults::{lines, link, nft};
 use slim_lab::{Error, Lab, Netns, Node, SeededRng};
 
 use super::active::{ActiveFault, Ongoing};
-use super::plan::{FaultKind, Hit, Plan, PlannedFault};
+use super::plan::{FaultKind, FlushAnswer, Hit, Plan, PlannedFault};
+use super::report::Victim;
 
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
@@ -49,8 +51,10 @@ pub enum Scene {
 pub struct Strike {
     /// The node, or `-` outside a lab.
     pub node: String,
-    /// Connections hit; 0 for a fault that lasts.
+    /// Connections or processes hit, as far as that is known at once.
     pub hit: usize,
+    /// What was hit, if it is one connection or process, chosen at random.
+    pub victim: Option<Victim>,
     /// Description.
     pub detail: String,
     /// Ends the fault when dropped; none if it is over at once.
@@ -93,16 +97,17 @@ impl Scene {
                         names.join(", ")
                     ));
                 }
-                if fault.path >= lab.paths() {
+                if fault.path() >= lab.paths() {
                     return Err(format!(
                         "no path {} in the lab, which has {}",
-                        fault.path,
+                        fault.path(),
                         lab.paths()
                     ));
                 }
                 Ok(())
             }
             _ if fault.node != "any" => Err("`node` is for the lab only".into()),
+            _ if fault.path.is_some() => Err("`path` is for the lab only".into()),
             Self::Job { .. } if fault.kind != FaultKind::Kill => {
                 Err("on a running job only `kill` is possible".into())
             }
@@ -110,7 +115,11 @@ impl Scene {
                 "it would hit the whole host: only `kill` is possible in our own namespace".into(),
             ),
             Self::Namespace { net, .. } => match fault.kind {
-                FaultKind::Kill | FaultKind::Drop | FaultKind::Reset => Ok(()),
+                FaultKind::Kill
+                | FaultKind::Drop
+                | FaultKind::Flush
+                | FaultKind::Reset
+                | FaultKind::SynFull => Ok(()),
                 FaultKind::Netem => {
                     let names = net.interfaces().map_err(|e| e.to_string())?;
                     let free = |name: &String| lines::check_free(net, name);
@@ -119,6 +128,14 @@ impl Scene {
                 _ => Err("this kind is for the lab only".into()),
             },
             Self::Job { .. } => Ok(()),
+        }
+    }
+
+    /// The lab.
+    pub fn lab(&self) -> Result<&Lab, Error> {
+        match self {
+            Self::Lab(lab) => Ok(lab),
+            _ => Err(Error::Invalid("there is no lab".into())),
         }
     }
 
@@ -139,28 +156,39 @@ impl Scene {
     ) -> Result<Strike, Error> {
         match fault.kind {
             FaultKind::Kill => self.kill(fault, rng),
-            FaultKind::Rst => self.inject(fault, Segment::Rst, rng),
-            FaultKind::Fin => self.inject(fault, Segment::Fin, rng),
-            FaultKind::Drop => self.firewall(fault, nft::Rule::drop, rng),
-            FaultKind::Reset => self.firewall(fault, nft::Rule::reset, rng),
-            FaultKind::MtuHole => self.firewall(fault, || nft::Rule::drop().longer_than(HOLE), rng),
+            FaultKind::Rst => self.inject(fault, Segment::Rst, rng, ongoing),
+            FaultKind::Fin => self.inject(fault, Segment::Fin, rng, ongoing),
+            FaultKind::Drop => self.firewall(fault, &nft::Rule::drop(), rng),
+            FaultKind::Reset => self.firewall(fault, &nft::Rule::reset(), rng),
+            FaultKind::MtuHole => self.firewall(fault, &nft::Rule::drop().longer_than(HOLE), rng),
+            FaultKind::SynFull => {
+                self.firewall(fault, &nft::Rule::syn_full().only_ports(fault.port), rng)
+            }
+            FaultKind::Flush => self.flush(fault, rng),
+            FaultKind::OneWay => self.one_way(fault, rng),
+            FaultKind::Renumber => self.renumber(fault, rng, ongoing),
             FaultKind::Stop => self.stop(fault, rng, ongoing),
             FaultKind::Netem => self.netem(fault, rng, ongoing),
             FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
-                let down = link::down(node, fault.path)?;
-                Ok(lasting(
-                    node.name(),
-                    format!("{} down", node.interface(fault.path)),
-                    ActiveFault::Link(down),
-                ))
+                let (path, interface) = (fault.path(), node.interface(fault.path()));
+                let hit = on_path(node, path)?.len();
+                let make = || link::down(node, path);
+                let down = ongoing.links.share(node.name(), &interface, make)?;
+                let detail = format!("{interface} down");
+                Ok(lasting(node.name(), hit, detail, ActiveFault::Link(down)))
             }
             FaultKind::AddressGone => {
                 let node = self.node(fault, rng)?;
-                let removed = link::remove_address(node, fault.path)?;
+                let (path, interface) = (fault.path(), node.interface(fault.path()));
+                let hit = on_path(node, path)?.len();
+                let make = || link::remove_address(node, path);
+                let removed = ongoing.addresses.share(node.name(), &interface, make)?;
+                let detail = format!("{interface} without its address");
                 Ok(lasting(
                     node.name(),
-                    removed.to_string(),
+                    hit,
+                    detail,
                     ActiveFault::Address(removed),
                 ))
             }
@@ -186,10 +214,15 @@ impl Scene {
             destroyed.iter().map(|(one, _)| one),
             "no connection to kill",
         );
+        let victim = match (&*destroyed, fault.hit()) {
+            ([(one, _)], Hit::One) => Some(victim(one)),
+            _ => None,
+        };
         Ok(Strike {
             node: name.to_owned(),
             hit: destroyed.len(),
             detail,
+            victim,
             guard: None,
         })
     }
@@ -223,7 +256,7 @@ impl Scene {
             let family = descendants(*pid);
             found.retain(|c| c.owners.iter().any(|owner| family.contains(&owner.pid)));
         }
-        if fault.hit == Hit::One && found.len() > 1 {
+        if fault.hit() == Hit::One && found.len() > 1 {
             found = vec![found.swap_remove(rng.below(found.len()))];
         }
         Ok(found)
@@ -241,7 +274,7 @@ impl Scene {
             let named = |name: &String| *name == process.name;
             fault.process.as_ref().is_none_or(named) && !fault.not_process.iter().any(named)
         });
-        if fault.hit == Hit::One && chosen.len() > 1 {
+        if fault.hit() == Hit::One && chosen.len() > 1 {
             chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
         }
         let stopped = ongoing.stops.stop(chosen.iter().map(|process| process.pid));
@@ -249,7 +282,19 @@ impl Scene {
             .iter()
             .map(|one| format!("{} ({})", one.name, one.pid));
         let detail = listed(names, "no process to stop");
-        Ok(lasting(node.name(), detail, ActiveFault::Stopped(stopped)))
+        let mut strike = lasting(
+            node.name(),
+            chosen.len(),
+            detail,
+            ActiveFault::Stopped(stopped),
+        );
+        if let ([one], Hit::One) = (&*chosen, fault.hit()) {
+            strike.victim = Some(Victim {
+                process: Some(one.name.clone()),
+                ..Victim::default()
+            });
+        }
+        Ok(strike)
     }
 
     fn inject(
@@ -257,20 +302,25 @@ impl Scene {
         fault: &PlannedFault,
         segment: Segment,
         rng: &mut SeededRng,
+        ongoing: &Ongoing,
     ) -> Result<Strike, Error> {
-        let victim = self.node(fault, rng)?;
+        let node = self.node(fault, rng)?;
         let mut strike = Strike {
-            node: victim.name().to_owned(),
+            node: node.name().to_owned(),
             hit: 0,
             detail: String::new(),
+            victim: None,
             guard: None,
         };
         let mut told = Vec::new();
-        for connection in self.chosen(victim.net(), fault, rng)? {
-            let Some((far, path)) = self.far_end(connection.remote.ip()) else {
+        for connection in self.chosen(node.net(), fault, rng)? {
+            let Some((far, path)) = self.far_end(connection.remote.ip(), ongoing) else {
                 continue;
             };
-            let injected = inject::inject(segment, victim, far, path, &connection, INJECT_LIMIT)?;
+            let injected = inject::inject(segment, node, far, path, &connection, INJECT_LIMIT)?;
+            if fault.hit() == Hit::One {
+                strike.victim = Some(victim(&connection));
+            }
             strike.hit += usize::from(injected.accepted);
             told.push(injected.to_string());
         }
@@ -285,28 +335,86 @@ impl Scene {
     fn firewall(
         &self,
         fault: &PlannedFault,
-        rule: fn() -> nft::Rule,
+        rule: &nft::Rule,
         rng: &mut SeededRng,
     ) -> Result<Strike, Error> {
         let (name, guards) = match self {
             Self::Lab(_) => {
                 let node = self.node(fault, rng)?;
-                (
-                    node.name().to_owned(),
-                    vec![rule().path(fault.path).apply([node.net()])?],
-                )
+                let rule = rule.clone().path(fault.path());
+                (node.name(), vec![rule.apply([node.net()])?])
             }
             Self::Job { net, .. } | Self::Namespace { net, .. } => {
                 let names = net.interfaces()?;
-                let guards = names.iter().map(|name| rule().interface(name).apply([net]));
-                ("-".to_owned(), guards.collect::<Result<_, _>>()?)
+                let on = |name: &String| rule.clone().interface(name).apply([net]);
+                ("-", names.iter().map(on).collect::<Result<_, _>>()?)
             }
         };
-        Ok(lasting(
-            &name,
-            "firewall in force".into(),
-            ActiveFault::Firewall(guards),
-        ))
+        // The firewall counts what it stops.
+        let detail = "firewall in force".into();
+        Ok(lasting(name, 0, detail, ActiveFault::Firewall(guards)))
+    }
+
+    fn flush(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+        let answer = match fault.answer.unwrap_or_default() {
+            FlushAnswer::Reset => Forgotten::Reset,
+            FlushAnswer::Silence => Forgotten::Dropped,
+        };
+        let (name, (guard, forgotten)) = match self {
+            Self::Lab(_) => {
+                let node = self.node(fault, rng)?;
+                let own = link::addresses(node, fault.path())?;
+                (node.name(), flush::flush(node.net(), Some(&own), answer)?)
+            }
+            Self::Job { net, .. } | Self::Namespace { net, .. } => {
+                ("-", flush::flush(net, None, answer)?)
+            }
+        };
+        let detail = format!("{forgotten} connections forgotten");
+        let guard = ActiveFault::Firewall(vec![guard]);
+        Ok(lasting(name, 0, detail, guard))
+    }
+
+    fn one_way(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+        let Self::Lab(lab) = self else {
+            return Err(needs_lab(fault));
+        };
+        let node = self.node(fault, rng)?;
+        // At the other nodes: a rule at the sender would tell its programs that it does not send.
+        let rule = nft::Rule::drop()
+            .path(fault.path())
+            .from_hardware(&link::hardware(node, fault.path())?);
+        let others = lab.nodes().iter().filter(|n| n.name() != node.name());
+        let guard = rule.apply(others.map(Node::net))?;
+        let detail = "firewall in force".into();
+        let guard = ActiveFault::Firewall(vec![guard]);
+        Ok(lasting(node.name(), 0, detail, guard))
+    }
+
+    fn renumber(
+        &self,
+        fault: &PlannedFault,
+        rng: &mut SeededRng,
+        ongoing: &Ongoing,
+    ) -> Result<Strike, Error> {
+        let Self::Lab(lab) = self else {
+            return Err(needs_lab(fault));
+        };
+        let (node, path) = (self.node(fault, rng)?, fault.path());
+        let mut new_addresses = ongoing.new_addresses.borrow_mut();
+        let Some(new) = lab.spare_address(path, new_addresses.len()) else {
+            return Err(Error::Invalid("no address is left".into()));
+        };
+        let hit = on_path(node, path)?.len();
+        let old = link::renumber(node, path, new)?;
+        new_addresses.push((new, node.name().to_owned(), path));
+        Ok(Strike {
+            node: node.name().to_owned(),
+            hit,
+            detail: format!("{} has become {new}", old.join(", ")),
+            victim: None,
+            guard: None,
+        })
     }
 
     fn netem(
@@ -319,24 +427,25 @@ impl Scene {
         let (node, net, names) = match self {
             Self::Lab(_) => {
                 let node = self.node(fault, rng)?;
-                (node.name(), node.net(), vec![node.interface(fault.path)])
+                (node.name(), node.net(), vec![node.interface(fault.path())])
             }
             Self::Job { net, .. } | Self::Namespace { net, .. } => ("-", net, net.interfaces()?),
+        };
+        let hit = match self {
+            Self::Lab(_) => on_path(self.named(node)?, fault.path())?.len(),
+            _ => destroy::list(net, &Selector::between_hosts())?.len(),
         };
         let guards = names
             .iter()
             .map(|name| ongoing.lines.apply(net, name, &netem))
             .collect::<Result<_, _>>()?;
-        Ok(lasting(
-            node,
-            format!("{}: {netem}", names.join(", ")),
-            ActiveFault::Netem(guards),
-        ))
+        let detail = format!("{}: {netem}", names.join(", "));
+        Ok(lasting(node, hit, detail, ActiveFault::Netem(guards)))
     }
 
     fn node(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<&Node, Error> {
         let Self::Lab(lab) = self else {
-            return Err(Error::Invalid(format!("{} needs a lab", fault.kind.name())));
+            return Err(needs_lab(fault));
         };
         match lab.nodes().iter().find(|n| n.name() == fault.node) {
             Some(node) => Ok(node),
@@ -344,9 +453,24 @@ impl Scene {
         }
     }
 
+    /// The node of this name.
+    fn named(&self, name: &str) -> Result<&Node, Error> {
+        let nodes = match self {
+            Self::Lab(lab) => lab.nodes(),
+            _ => &[],
+        };
+        let node = nodes.iter().find(|node| node.name() == name);
+        node.ok_or_else(|| Error::Invalid(format!("no node {name}")))
+    }
+
     /// The node and the path that have `address`.
-    fn far_end(&self, address: IpAddr) -> Option<(&Node, usize)> {
+    fn far_end(&self, address: IpAddr, ongoing: &Ongoing) -> Option<(&Node, usize)> {
         let Self::Lab(lab) = self else { return None };
+        let new_addresses = ongoing.new_addresses.borrow();
+        let new = new_addresses.iter().find(|(new, ..)| address == *new);
+        if let Some((_, name, path)) = new {
+            return Some((self.named(name).ok()?, *path));
+        }
         lab.nodes().iter().find_map(|node| {
             let path = node
                 .addresses()
@@ -354,6 +478,28 @@ impl Scene {
                 .position(|a| IpAddr::V4(*a) == address)?;
             Some((node, path))
         })
+    }
+}
+
+fn needs_lab(fault: &PlannedFault) -> Error {
+    Error::Invalid(format!("{} needs a lab", fault.kind.name()))
+}
+
+/// Connections of `node` with other hosts on this path.
+fn on_path(node: &Node, path: usize) -> Result<Vec<OpenConnection>, Error> {
+    let own = link::addresses(node, path)?;
+    let mut found = destroy::list(node.net(), &Selector::between_hosts())?;
+    found.retain(|connection| own.contains(&connection.local.ip()));
+    Ok(found)
+}
+
+/// How to find a connection again in another run. The kernel gives out ports from 32768 on, others each time.
+fn victim(connection: &OpenConnection) -> Victim {
+    let ports = [connection.local.port(), connection.remote.port()];
+    Victim {
+        process: connection.owners.first().map(|owner| owner.name.clone()),
+        peer: Some(connection.remote.ip()),
+        port: ports.into_iter().find(|port| *port < 32768),
     }
 }
 
@@ -366,11 +512,12 @@ fn listed(mut hit: impl ExactSizeIterator<Item = impl Display>, none: &str) -> S
     }
 }
 
-fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
+fn lasting(node: &str, hit: usize, detail: String, guard: ActiveFault) -> Strike {
     Strike {
         node: node.to_owned(),
-        hit: 0,
+        hit,
         detail,
+        victim: None,
         guard: Some(guard),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slim_lab::SeededRng;
 
-use super::plan::{Plan, PlannedFault, Span};
+use super::plan::{Lasting, Lasts, Plan, PlannedFault, Span};
 
 /// One fault that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Due {
     /// Index in [`Plan::faults`].
     pub fault: usize,
     /// Duration, for a kind of fault that lasts.
-    pub lasts: Option<Duration>,
+    pub lasts: Option<Lasting>,
 }
 
 /// Returns the faults of a plan in the order of their times.
@@ -32,11 +32,6 @@ struct FaultLane {
     next: Option<Duration>,
     left: u32,
 }
-
-const DEFAULT_LASTS: Span = Span {
-    from: Duration::from_secs(1),
-    to: Duration::from_secs(1),
-};
 
 impl Schedule {
     /// The schedule of `plan` under `seed`.
@@ -81,11 +76,10 @@ impl Iterator for Schedule {
     fn next(&mut self) -> Option<Due> {
         let (n, at) = self.first()?;
         let lane = &mut self.lanes[n];
-        let lasts = lane
-            .fault
-            .kind
-            .lasts()
-            .then(|| choose(&mut lane.rng, lane.fault.lasts.unwrap_or(DEFAULT_LASTS)));
+        let lasts = lane.fault.lasts().map(|lasts| match lasts {
+            Lasts::Forever => Lasting::Forever,
+            Lasts::Within(span) => Lasting::For(choose(&mut lane.rng, span)),
+        });
         lane.left -= 1;
         lane.next = lane.fault.every.filter(|_| lane.left > 0).map(|every| {
             // A range may begin at 0. At least 1 ms, so that the schedule proceeds.
@@ -132,11 +126,8 @@ mod tests {
             drops.iter().map(|d| d.at.as_secs()).collect::<Vec<_>>(),
             [5, 10]
         );
-        assert!(
-            drops
-                .iter()
-                .all(|d| (1.0..=3.0).contains(&d.lasts.unwrap().as_secs_f64()))
-        );
+        let in_range = |lasts| matches!(lasts, Some(Lasting::For(time)) if (1.0..=3.0).contains(&time.as_secs_f64()));
+        assert!(drops.iter().all(|d| in_range(d.lasts)));
         let kills: Vec<_> = due.iter().filter(|d| d.fault == 0).collect();
         assert!(kills.len() >= 9, "{}", kills.len());
         assert!(kills.iter().all(|d| d.lasts.is_none()));

@@ -1,33 +1,19 @@
 //! Interfaces with [`Netem`] on them. Faults may overlap: what several say of one interface is put together, and each one ends alone.
 //!
-//! Nothing is left behind, however the program ends: a watcher (a shell) waits for the end of a pipe that the program holds, and then
-//! removes netem, unless the program has said that it is over.
+//! Nothing is left behind, however the program ends: a [`Watcher`] removes netem.
 
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    io::{PipeWriter, Write, pipe},
-    os::{fd::OwnedFd, unix::process::CommandExt},
-    process::{Child, Command, Stdio},
-    rc::Rc,
-};
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use serde_json::Value;
 
-use super::netem::{Netem, outcome};
-use crate::{Error, Netns, Result, node::SYSTEM_PATH};
+use super::{
+    netem::{Netem, outcome},
+    watcher::{Watcher, quoted},
+};
+use crate::{Error, Netns, Result};
 
 /// The handles of our disciplines, in turn: netem would keep options that it is not told when it is changed, so each change is a new one.
 const HANDLES: [&str; 2] = ["5111:", "5112:"];
-
-/// The watcher's script; its argument is the interface. The network namespace is its standard output.
-const WATCHER: &str = r#"
-read -r end
-[ "$end" = over ] && exit
-for handle in 5111: 5112:; do
-  nsenter --net=/proc/self/fd/1 tc qdisc del dev "$1" root handle "$handle"
-done
-"#;
 
 /// The interfaces that have netem now.
 #[derive(Clone, Debug, Default)]
@@ -47,9 +33,7 @@ struct NetemLine {
     next: usize,
     /// The handle in force: an index of [`HANDLES`].
     handle: Option<usize>,
-    watcher: Child,
-    /// The pipe whose end the watcher waits for.
-    alive: Option<PipeWriter>,
+    watcher: Option<Watcher>,
 }
 
 /// One fault in force. It ends when this is lifted or dropped.
@@ -142,23 +126,16 @@ impl NetemLines {
 
 impl NetemLine {
     fn new(net: &Netns, interface: &str) -> Result<Self> {
-        let io = || Error::io(format!("watch {interface}"));
-        let (read, alive) = pipe().map_err(io())?;
-        let mut watcher = Command::new("/bin/sh");
-        watcher.args(["-c", WATCHER, "watcher", interface]);
-        watcher.env_clear().env("PATH", SYSTEM_PATH);
-        // An interrupt typed at the terminal must not end it. It is not in the namespace, so nobody takes it for a process of a job there.
-        watcher.process_group(0);
-        let namespace = net.descriptor().map_err(io())?;
-        watcher.stdin(read).stdout(namespace).stderr(Stdio::null());
+        let name = quoted(interface);
+        let remove =
+            HANDLES.map(|handle| format!("inside tc qdisc del dev {name} root handle {handle}"));
         Ok(NetemLine {
             net: net.clone(),
             interface: interface.to_owned(),
             faults: Vec::new(),
             next: 0,
             handle: None,
-            watcher: watcher.spawn().map_err(io())?,
-            alive: Some(alive),
+            watcher: Some(Watcher::start(net, interface, &remove.join("\n"))?),
         })
     }
 
@@ -190,16 +167,15 @@ impl NetemLine {
         }
     }
 
-    /// Runs `tc qdisc VERB dev … root …`. It holds the watcher's pipe, so the watcher acts after it.
+    /// Runs `tc qdisc VERB dev … root …`.
     fn tc(&self, verb: &str, rest: &[&str]) -> Result<()> {
         let mut words = vec!["qdisc", verb, "dev", &self.interface, "root"];
         words.extend(rest);
         let line = format!("tc {}", words.join(" "));
         let mut command = self.net.command("tc");
         command.args(&words);
-        if let Some(alive) = &self.alive {
-            let alive = alive.try_clone().map_err(Error::io(line.clone()))?;
-            command.stdin(OwnedFd::from(alive));
+        if let Some(watcher) = &self.watcher {
+            watcher.outlives(&mut command)?;
         }
         outcome(&line, command.output())
     }
@@ -207,13 +183,10 @@ impl NetemLine {
 
 impl Drop for NetemLine {
     fn drop(&mut self) {
-        // Without the word, the watcher removes what is left. It may be dead already.
-        if let Some(mut alive) = self.alive.take()
-            && self.handle.is_none()
-        {
-            let _ = alive.write_all(b"over\n");
+        // Else the watcher removes what is left.
+        if self.handle.is_none() {
+            self.watcher.take().into_iter().for_each(Watcher::over);
         }
-        let _ = self.watcher.wait();
     }
 }
 

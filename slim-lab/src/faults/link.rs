@@ -1,8 +1,11 @@
 //! Takes a link down, or removes the addresses of an interface.
 
-use std::fmt;
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use crate::{Netns, Node, Result};
+use crate::{Error, Netns, Node, Result};
 
 /// Guard of an interface that was taken down. Dropping it brings the interface up again.
 #[derive(Debug)]
@@ -64,12 +67,7 @@ pub struct Removed {
 pub fn remove_address(node: &Node, path: usize) -> Result<Removed> {
     let interface = node.interface(path);
     let net = node.net().clone();
-    let listing = net.exec("ip", &["-4", "-o", "addr", "show", "dev", &interface])?;
-    let addresses: Vec<_> = listing
-        .lines()
-        .filter_map(address_of)
-        .map(str::to_owned)
-        .collect();
+    let addresses = listed(&net, &interface)?;
     let routes = own_routes(&net, &interface)?;
     let mut removed = Removed {
         net,
@@ -125,6 +123,47 @@ impl fmt::Display for Removed {
             self.addresses.join(", "),
             self.interface
         )
+    }
+}
+
+/// Gives `node` the address `new` on path `path`, for good: its old ones there are gone, and its own routes are those of before.
+pub fn renumber(node: &Node, path: usize, new: Ipv4Addr) -> Result<Vec<String>> {
+    let mut removed = remove_address(node, path)?;
+    let old = std::mem::take(&mut removed.addresses);
+    let address = format!("{new}/24");
+    let add = ["addr", "add", &address, "dev", &removed.interface];
+    removed.net.exec("ip", &add)?;
+    // Restores the routes.
+    removed.lift()?;
+    Ok(old)
+}
+
+/// The present IPv4 addresses of `node` on path `path`.
+pub fn addresses(node: &Node, path: usize) -> Result<Vec<IpAddr>> {
+    let all = listed(node.net(), &node.interface(path))?;
+    let parsed = all.iter().filter_map(|a| a.split('/').next()?.parse().ok());
+    Ok(parsed.collect())
+}
+
+/// The IPv4 addresses of an interface, as `ADDRESS/BITS`.
+fn listed(net: &Netns, interface: &str) -> Result<Vec<String>> {
+    let listing = net.exec("ip", &["-4", "-o", "addr", "show", "dev", interface])?;
+    let all = listing.lines().filter_map(address_of).map(str::to_owned);
+    Ok(all.collect())
+}
+
+/// The hardware address of the interface of `node` on path `path`.
+pub fn hardware(node: &Node, path: usize) -> Result<String> {
+    let interface = node.interface(path);
+    let text = node
+        .net()
+        .exec("ip", &["-o", "link", "show", "dev", &interface])?;
+    let mut words = text.split_whitespace().skip_while(|w| *w != "link/ether");
+    match words.nth(1) {
+        Some(address) => Ok(address.to_owned()),
+        None => Err(Error::Invalid(format!(
+            "{interface} has no hardware address: {text}"
+        ))),
     }
 }
 

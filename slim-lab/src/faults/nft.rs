@@ -2,14 +2,13 @@
 
 use std::{
     fmt,
-    io::Write,
     net::Ipv4Addr,
-    process::Stdio,
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use serde_json::Value;
 
+use super::watcher::Watcher;
 use crate::{Error, Netns, Node, Result, netns::checked};
 
 /// What the firewall does with the packets that it stops.
@@ -26,6 +25,8 @@ pub enum BlockAction {
     Guard,
     /// As `Guard`, but the sender is told (ICMP port unreachable).
     GuardAndTell,
+    /// Drops the first segments of connections to the host.
+    Overflow,
 }
 
 /// A firewall rule for hosts: an action and the packets that it applies to.
@@ -34,6 +35,7 @@ pub struct Rule {
     action: BlockAction,
     interfaces: String,
     sources: Vec<Ipv4Addr>,
+    hardware: Option<String>,
     longer_than: Option<u32>,
     only: Vec<u16>,
     except: Vec<u16>,
@@ -66,11 +68,18 @@ impl Rule {
         Rule::new(BlockAction::GuardAndTell)
     }
 
+    /// Drop the first segment (SYN) of every connection to the host, as the kernel does when the queue of a listener is full. With
+    /// [`only_ports`](Self::only_ports), only for these listeners.
+    pub fn syn_full() -> Self {
+        Rule::new(BlockAction::Overflow)
+    }
+
     fn new(action: BlockAction) -> Self {
         Rule {
             action,
             interfaces: "path*".into(),
             sources: Vec::new(),
+            hardware: None,
             longer_than: None,
             only: Vec::new(),
             except: Vec::new(),
@@ -95,6 +104,12 @@ impl Rule {
         self
     }
 
+    /// Only packets from the interface with this hardware address, whatever their IP addresses.
+    pub fn from_hardware(mut self, address: &str) -> Self {
+        self.hardware = Some(address.to_owned());
+        self
+    }
+
     /// Only packets of more than this many bytes, headers included. With [`drop`](Self::drop) this is a path MTU black hole.
     pub fn longer_than(mut self, bytes: u32) -> Self {
         self.longer_than = Some(bytes);
@@ -115,18 +130,10 @@ impl Rule {
 
     /// Installs the rule on each of `hosts`. Dropping the guard removes it; it also ends with the host.
     pub fn apply<'a>(&self, hosts: impl IntoIterator<Item = &'a Netns>) -> Result<RuleGuard> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let table = format!("slim_lab_{}_{n}", std::process::id());
-        let text = self.text(&table);
-        let mut guard = RuleGuard {
-            table,
-            text,
-            hosts: Vec::new(),
-        };
+        let mut guard = RuleGuard::new();
+        let text = self.text(&guard.table);
         for host in hosts {
-            load(host, &guard.text)?;
-            guard.hosts.push(host.clone());
+            guard.load(host, &[&text])?;
         }
         Ok(guard)
     }
@@ -151,6 +158,9 @@ impl Rule {
             let sources: Vec<_> = self.sources.iter().map(Ipv4Addr::to_string).collect();
             from += &format!(" ip saddr {{ {} }}", sources.join(", "));
         }
+        if let Some(address) = &self.hardware {
+            from += &format!(" ether saddr {address}");
+        }
         if let Some(bytes) = self.longer_than {
             from += &format!(" meta length > {bytes}");
         }
@@ -165,7 +175,7 @@ impl Rule {
             rules.push(format!("tcp dport {port} accept"));
         }
         let verdict = match self.action {
-            BlockAction::Drop => "drop",
+            BlockAction::Drop | BlockAction::Overflow => "drop",
             BlockAction::Refuse => "reject",
             BlockAction::Reset => {
                 rules.push("tcp flags & rst == rst accept".into());
@@ -180,6 +190,14 @@ impl Rule {
             }
         };
         match (self.only.as_slice(), self.action) {
+            (ports, BlockAction::Overflow) => {
+                let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+                if !ports.is_empty() {
+                    from += &format!(" tcp dport {{ {} }}", ports.join(", "));
+                }
+                let first = "tcp flags & (fin | syn | rst | ack) == syn";
+                rules.push(format!("{from} {first} counter {verdict}"));
+            }
             ([], BlockAction::Drop | BlockAction::Guard | BlockAction::GuardAndTell) => {
                 rules.push(format!("{from} counter {verdict}"));
             }
@@ -206,12 +224,11 @@ impl Rule {
     }
 }
 
-/// A rule in force. Dropping it removes the rule.
+/// Rules in force. Dropping this removes them, and so does a [`Watcher`] if the program is killed.
 #[derive(Debug)]
 pub struct RuleGuard {
     table: String,
-    text: String,
-    hosts: Vec<Netns>,
+    hosts: Vec<(Netns, Watcher)>,
 }
 
 /// Counters of a rule.
@@ -224,15 +241,43 @@ pub struct Report {
 }
 
 impl RuleGuard {
-    /// The rules as they were given to the kernel.
-    pub fn text(&self) -> &str {
-        &self.text
+    /// The name of a table, and no rules yet.
+    pub(super) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        RuleGuard {
+            table: format!("slim_lab_{}_{n}", std::process::id()),
+            hosts: Vec::new(),
+        }
+    }
+
+    /// The name of the table.
+    pub(super) fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// Loads rules on a host, one text after the other.
+    pub(super) fn load(&mut self, host: &Netns, texts: &[&str]) -> Result<()> {
+        let remove = format!("inside nft delete table inet {}", self.table);
+        let watcher = Watcher::start(host, &self.table, &remove)?;
+        for text in texts {
+            // As an argument: the standard input is for the watcher.
+            let mut command = host.command("nft");
+            command.arg(text);
+            watcher.outlives(&mut command)?;
+            let output = command
+                .output()
+                .map_err(Error::io("start nft (package nftables)"))?;
+            checked("nft", output)?;
+        }
+        self.hosts.push((host.clone(), watcher));
+        Ok(())
     }
 
     /// The counters so far.
     pub fn report(&self) -> Result<Report> {
         let mut report = Report::default();
-        for host in &self.hosts {
+        for (host, _) in &self.hosts {
             let text = host.exec("nft", &["-j", "list", "table", "inet", &self.table])?;
             let json: Value =
                 serde_json::from_str(&text).map_err(|e| Error::Invalid(format!("nft -j: {e}")))?;
@@ -249,10 +294,14 @@ impl RuleGuard {
     }
 
     fn remove(&mut self) -> Result<()> {
-        for host in std::mem::take(&mut self.hosts) {
+        let hosts = std::mem::take(&mut self.hosts);
+        let ends = hosts.into_iter().map(|(host, watcher)| {
             host.exec("nft", &["delete", "table", "inet", &self.table])?;
-        }
-        Ok(())
+            watcher.over();
+            Ok(())
+        });
+        // All are removed, also if one cannot be.
+        ends.collect::<Vec<_>>().into_iter().collect()
     }
 }
 
@@ -267,27 +316,6 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} packets ({} bytes) stopped", self.packets, self.bytes)
     }
-}
-
-fn load(host: &Netns, text: &str) -> Result<()> {
-    let mut command = host.command("nft");
-    command
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .map_err(Error::io("start nft (package nftables)"))?;
-    let mut stdin = child.stdin.take().expect("started with a pipe");
-    stdin
-        .write_all(text.as_bytes())
-        .map_err(Error::io("write to nft"))?;
-    drop(stdin);
-    let output = child
-        .wait_with_output()
-        .map_err(Error::io("wait for nft"))?;
-    checked("nft -f -", output).map(drop)
 }
 
 fn add_counters(json: &Value, report: &mut Report) {
@@ -359,6 +387,13 @@ mod tests {
     fn a_rule_can_be_limited_to_long_packets() {
         let text = Rule::drop().longer_than(100).text("t");
         let narrow = "iifname \"path*\" meta length > 100 counter drop";
+        assert!(text.contains(narrow), "{text}");
+    }
+
+    #[test]
+    fn full_queues_drop_only_the_first_segments() {
+        let text = Rule::syn_full().path(0).only_ports([80]).text("t");
+        let narrow = "iifname \"path0\" tcp dport { 80 } tcp flags & (fin | syn | rst | ack) == syn counter drop";
         assert!(text.contains(narrow), "{text}");
     }
 
