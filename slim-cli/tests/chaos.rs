@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Scratch, assert_refused, output, slim};
+use rustix::process::{Pid, Signal, kill_process};
 use slim_lab::{Lab, faults::netem::Netem, skip::skip};
 
 #[test]
@@ -312,4 +313,73 @@ fn a_running_process_loses_its_connection() {
     assert_eq!(report["faults"][0]["hit"], 1, "{out}");
     assert_eq!(victims_end.code(), Some(9));
     assert!(spared, "another process has lost its connection");
+}
+
+/// Firewall rules in the network namespace of a process do not outlive `slim`, however it ends.
+#[test]
+fn no_firewall_rule_is_left_behind() {
+    let test = "no_firewall_rule_is_left_behind";
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    let lab = Lab::builder().name("rules").build().unwrap();
+    let net = lab.node(0).net();
+    let rules = || net.exec("nft", &["list", "ruleset"]).unwrap();
+    let eventually = |wanted: &str, what: &dyn Fn(&str) -> bool| {
+        let begin = std::time::Instant::now();
+        while !what(&rules()) {
+            let late = begin.elapsed() > std::time::Duration::from_secs(10);
+            assert!(!late, "not {wanted}: {}", rules());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    let mut job = lab.node(0).command("sleep").arg("60").spawn().unwrap();
+    let scratch = Scratch::new("rules");
+    let kinds = ["drop", "reset", "flush", "syn-full"];
+    let text =
+        kinds.map(|kind| format!("[[fault]]\nkind = \"{kind}\"\nstart = 0\nlasts = \"forever\"\n"));
+    let plan = scratch.write("plan.toml", &text.concat());
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let mut command = slim();
+        command.arg("chaos").arg(&plan).arg("--whole-namespace");
+        command.args(["--pid", &job.id().to_string()]);
+        let mut chaos = command.spawn().unwrap();
+        let count = |text: &str| text.matches("table inet slim_lab").count();
+        eventually("all in force", &|text| count(text) == kinds.len());
+        kill_process(Pid::from_raw(chaos.id().cast_signed()).unwrap(), signal).unwrap();
+        chaos.wait().unwrap();
+        eventually("empty", &str::is_empty);
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
+}
+
+/// Keys that would have no effect are refused.
+#[test]
+fn keys_of_the_lab_are_refused_outside_it() {
+    let test = "keys_of_the_lab_are_refused_outside_it";
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    let scratch = Scratch::new("keys");
+    let lab = Lab::builder().name("keys").build().unwrap();
+    let mut job = lab.node(0).command("sleep").arg("60").spawn().unwrap();
+    let pid = job.id().to_string();
+    for (fault, words) in [
+        ("kind = \"drop\"\npath = 0\n", "`path` is for the lab only"),
+        (
+            "kind = \"drop\"\nnode = \"nodeA\"\n",
+            "`node` is for the lab only",
+        ),
+        ("kind = \"renumber\"\n", "for the lab only"),
+        ("kind = \"one-way\"\n", "for the lab only"),
+    ] {
+        let plan = scratch.write("plan.toml", &format!("[[fault]]\n{fault}"));
+        let mut command = slim();
+        command.arg("chaos").arg(plan);
+        command.args(["--whole-namespace", "--pid", &pid]);
+        assert_refused(&mut command, &[words]);
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
 }
