@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use slim_lab::SeededRng;
 
 use super::active::{ActiveFault, Ongoing};
-use super::plan::{Lasting, Plan};
+use super::plan::Plan;
 use super::report::{ChaosReport, FaultRow, seconds};
 use super::scene::Scene;
 use super::schedule::{Due, Schedule};
+use super::times::Lasting;
 
 /// How often to check whether the command or the job has ended.
 const TICK: Duration = Duration::from_millis(20);

@@ -12,6 +12,8 @@ pub mod schedule;
 pub mod shared;
 pub mod shrink;
 pub mod stopped;
+pub mod strike;
+pub mod times;
 pub mod trial;
 
 use std::ffi::OsString;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::plan::Lasting;
+use super::times::Lasting;
 use crate::table::Table;
 
 /// The report of a chaos run.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use slim_lab::SeededRng;
 
-use super::plan::{Lasting, Lasts, Plan, PlannedFault, Span};
+use super::plan::{Plan, PlannedFault};
+use super::times::{Lasting, Lasts, Span};
 
 /// One fault that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::super::plan::{Plan, Seconds};
+use super::super::plan::{Plan, PlannedFault};
+use super::super::times::Seconds;
 use crate::failure::CliError;
 
 /// A column of the matrix.
@@ -145,8 +146,7 @@ fn named(given: &str, seconds: u32) -> Result<MatrixFault, CliError> {
         }
         None => (Plan::read(Path::new(given))?, 1),
     };
-    let endless =
-        |fault: &super::super::plan::PlannedFault| fault.every.is_some() && fault.times.is_none();
+    let endless = |fault: &PlannedFault| fault.every.is_some() && fault.times.is_none();
     if plan.duration.is_none() && plan.faults.iter().any(endless) {
         plan.duration = Some(Seconds::whole(seconds));
     }

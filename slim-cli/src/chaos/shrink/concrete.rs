@@ -2,8 +2,8 @@
 
 use toml::{Table, Value};
 
-use super::super::plan::Lasting;
 use super::super::report::{ChaosReport, FaultRow};
+use super::super::times::Lasting;
 
 /// Each fault of the run that met something: its time, duration, node and victim instead of the plan's choices. `plan` is the text of
 /// the plan.
@@ -62,8 +62,9 @@ pub fn plan(seed: u64, faults: &[Table]) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::plan::{Lasts, Plan};
+    use super::super::super::plan::Plan;
     use super::super::super::report::Victim;
+    use super::super::super::times::Lasts;
     use super::*;
 
     const PLAN: &str = "duration = 9\n[[fault]]\nkind = \"kill\"\nevery = [0.5, 2]\ntimes = 4\nnot_process = [\"orted\"]\n\
