@@ -33,6 +33,8 @@ mod kinds;
 mod net;
 #[path = "sim/node.rs"]
 mod node;
+#[path = "sim/offset.rs"]
+mod offset;
 #[path = "sim/stats.rs"]
 mod stats;
 #[path = "sim/tcp.rs"]
@@ -127,6 +129,32 @@ fn flows_go_through_the_witness_and_back() {
 }
 
 /// Whether bytes are lost or wrong, or a session was prevented. A flow that only makes no progress does not count.
+/// The connection of an exchange of 64 KiB is killed after a given number of arrived bytes, in either direction: every number in the long
+/// version (`SLIM_SOAK=1`, some minutes), else one in 127.
+#[test]
+fn a_kill_at_any_byte_is_survived() {
+    const BYTES: usize = 64 << 10;
+    let all = std::env::var("SLIM_SOAK").is_ok_and(|v| v == "1");
+    let (mut runs, mut killed, mut total) = (0, 0, Stats::default());
+    for at in (0..=BYTES).step_by(if all { 1 } else { 127 }) {
+        for side in 0..2 {
+            let mut world = World::exchange(at as u64, BYTES as u64, side, at);
+            if let Err(problem) = world.run() {
+                panic!("killed after byte {at} of side {side}: {problem}");
+            }
+            runs += 1;
+            killed += u64::from(world.tcps[0].fatal.is_none());
+            total.add(&world.stats);
+        }
+    }
+    println!("{killed} kills in {runs} runs: {total:?}");
+    // A process that is very late sees a stall, and moves the flow before the byte arrives.
+    assert!(killed * 100 >= runs * 99, "{killed} of {runs}");
+    // Nothing is left to resume if a side has closed before it learns of the kill.
+    assert!(total.resumes > killed, "{total:?}");
+    assert_eq!(total.escalations, 0, "{total:?}");
+}
+
 fn is_loss(problem: &str) -> bool {
     ["is forgotten", "ends at", "byte", "made plain"]
         .iter()

@@ -37,7 +37,7 @@ impl World {
     pub fn write(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
         let most = self
             .dice
-            .spread(1, 500)
+            .spread(1, self.chunk)
             .min(self.front(node, token).to_write);
         let seed = self.seed ^ token.0;
         let front = self.front(node, token);
@@ -71,7 +71,7 @@ impl World {
     }
 
     pub fn read(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let most = self.dice.spread(1, 700) as usize;
+        let most = self.dice.spread(1, self.chunk + 200) as usize;
         let seed = self.seed ^ token.0;
         let front = self.front(node, token);
         if front.over || front.end_seen {

@@ -41,6 +41,14 @@ impl Kinds {
         }
     }
 
+    /// TCP, and flows that are agreed on by other means than HELLO.
+    pub fn agreed() -> Kinds {
+        Kinds {
+            agreed: true,
+            ..Kinds::tcp()
+        }
+    }
+
     /// Beside TCP, both processes have connections through the witness.
     pub fn relay() -> Kinds {
         Kinds {

@@ -198,6 +198,9 @@ impl World {
                     );
                 }
                 self.poke(conn, 1 - side);
+                if self.tcps[conn].is_due(side) {
+                    self.kill_now(conn);
+                }
             }
             Arrival::Reset => self.reset(conn, side),
             Arrival::Nothing => return self.unanswered(conn, side),

@@ -36,6 +36,8 @@ pub struct Tcp {
     pub path: usize,
     pub sides: [Side; 2],
     pub dirs: [Dir; 2],
+    /// The connection is killed when so many bytes of this side have arrived.
+    pub fatal: Option<(usize, usize)>,
     send_room: usize,
     receive_room: usize,
 }
@@ -62,6 +64,7 @@ impl Tcp {
             path,
             sides: Default::default(),
             dirs: Default::default(),
+            fatal: None,
             send_room,
             receive_room,
         }
@@ -146,6 +149,10 @@ impl Tcp {
         let dir = &mut self.dirs[side];
         let room = self.receive_room - (dir.arrived - dir.read).min(self.receive_room);
         let n = most.min(dir.data.len() - dir.arrived).min(room);
+        let n = match self.fatal {
+            Some((of, at)) if of == side => n.min(at - dir.arrived),
+            _ => n,
+        };
         if n > 0 && dir.ended && !closed {
             // The bytes lie behind the end of the stream, as far as the receiver knows.
             return Arrival::Nothing;
@@ -159,6 +166,12 @@ impl Tcp {
             dir.ended = true;
         }
         Arrival::Ack(dir.arrived)
+    }
+
+    /// Whether the bytes have arrived after which the connection is killed. Says so once.
+    pub fn is_due(&mut self, side: usize) -> bool {
+        let due = |(of, at): &mut (usize, usize)| *of == side && self.dirs[side].arrived == *at;
+        self.fatal.take_if(due).is_some()
     }
 
     pub fn acknowledge(&mut self, side: usize, upto: usize) {

@@ -62,6 +62,8 @@ pub struct World {
     pub user_timeout: u64,
     pub mss: u64,
     pub flows: usize,
+    /// Most bytes that an application writes at once.
+    pub chunk: u64,
     /// Connections that may still be broken during a resume.
     pub snipes: u64,
     /// When the last harm is over.
@@ -91,6 +93,13 @@ pub fn endpoint(config: Config, own: Transports, seed: u64, n: usize, life: u64)
 
 impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> World {
+        let mut world = World::empty(seed, mutation, kinds);
+        world.start();
+        world
+    }
+
+    /// A world without flows.
+    pub fn empty(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> World {
         let mut dice = Dice::new(mix(seed ^ 0x51_1a));
         let mut config = Config {
             hello_timeout: Duration::from_millis(dice.pick(300, 3000)),
@@ -108,7 +117,7 @@ impl World {
             let own = kinds.transports(n);
             Node::new(endpoint(config.clone(), own, seed, n, 1), clock)
         });
-        let mut world = World {
+        World {
             now: 0,
             seed,
             config,
@@ -130,6 +139,7 @@ impl World {
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
+            chunk: 500,
             snipes: dice.pick(0, 6),
             healthy: 0,
             patience: 200 * SECOND,
@@ -138,9 +148,7 @@ impl World {
             read_along: Vec::new(),
             trace: false,
             dice,
-        };
-        world.start();
-        world
+        }
     }
 
     fn start(&mut self) {
