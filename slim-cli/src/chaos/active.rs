@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use slim_lab::Error;
 use slim_lab::faults::{lines, link, nft};
 
-use super::shared::{Share, SharedFaults};
+use super::shared::{FaultShare, SharedFaults};
 use super::stopped::{StopCounts, StoppedProcesses};
 
 /// What faults of one run have in common: faults may overlap, and each one ends alone.
@@ -30,9 +30,9 @@ pub enum ActiveFault {
     /// Firewall rules.
     Firewall(Vec<nft::RuleGuard>),
     /// A link that is down.
-    Link(Share<link::Down>),
+    Link(FaultShare<link::Down>),
     /// Addresses that are removed.
-    Address(Share<link::Removed>),
+    Address(FaultShare<link::Removed>),
     /// Lines with netem.
     Netem(Vec<lines::LineGuard>),
     /// Processes that are stopped.

@@ -13,7 +13,7 @@ pub struct SharedFaults<G>(Rc<RefCell<HashMap<FaultPlace, (usize, G)>>>);
 
 /// One share of a fault. The fault ends when its last share is dropped.
 #[derive(Debug)]
-pub struct Share<G> {
+pub struct FaultShare<G> {
     faults: SharedFaults<G>,
     place: FaultPlace,
     released: bool,
@@ -32,14 +32,14 @@ impl<G> SharedFaults<G> {
         node: &str,
         interface: &str,
         make: impl FnOnce() -> Result<G, E>,
-    ) -> Result<Share<G>, E> {
+    ) -> Result<FaultShare<G>, E> {
         let place = (node.to_owned(), interface.to_owned());
         let mut all = self.0.borrow_mut();
         match all.get_mut(&place) {
             Some((shares, _)) => *shares += 1,
             None => drop(all.insert(place.clone(), (1, make()?))),
         }
-        Ok(Share {
+        Ok(FaultShare {
             faults: Self(self.0.clone()),
             place,
             released: false,
@@ -47,7 +47,7 @@ impl<G> SharedFaults<G> {
     }
 }
 
-impl<G> Share<G> {
+impl<G> FaultShare<G> {
     /// Gives the share back. Returns the fault if it was the last one.
     pub fn last(mut self) -> Option<G> {
         self.release()
@@ -67,7 +67,7 @@ impl<G> Share<G> {
     }
 }
 
-impl<G> Drop for Share<G> {
+impl<G> Drop for FaultShare<G> {
     fn drop(&mut self) {
         self.release();
     }

@@ -28,7 +28,7 @@ const AFTER: Duration = Duration::from_millis(500);
 /// The MPIs that the matrix knows.
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, clap::ValueEnum)]
 #[strum(serialize_all = "lowercase")]
-pub enum MpiName {
+pub enum MatrixMpi {
     /// MPICH 4.0
     Mpich4,
     /// MPICH 5.0
@@ -66,7 +66,7 @@ pub struct Workshop<'a> {
     library: Option<PathBuf>,
 }
 
-impl MpiName {
+impl MatrixMpi {
     const ALL: [Self; 4] = [Self::Openmpi4, Self::Openmpi5, Self::Mpich4, Self::Mpich5];
 
     fn flavor(self) -> Flavor {
@@ -90,7 +90,7 @@ impl MatrixJob {
 
 /// The jobs: the command, the MPIs that the user names, or all that are installed. Returns the reasons for which MPIs are left out, too.
 pub fn jobs(
-    mpis: &[MpiName],
+    mpis: &[MatrixMpi],
     command: &[OsString],
 ) -> Result<(Vec<MatrixJob>, Vec<String>), CliError> {
     if let Some(program) = command.first() {
@@ -102,7 +102,7 @@ pub fn jobs(
         return Ok((vec![job], Vec::new()));
     }
     let wanted = match mpis {
-        [] => &MpiName::ALL[..],
+        [] => &MatrixMpi::ALL[..],
         some => some,
     };
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -121,7 +121,7 @@ pub fn jobs(
     }
 }
 
-fn mpi_job(name: MpiName) -> Result<MatrixJob, Error> {
+fn mpi_job(name: MatrixMpi) -> Result<MatrixJob, Error> {
     let mpi = Mpi::find(name.flavor())?;
     let program = mpi.build_program("slim_pp.c")?;
     Ok(MatrixJob::Mpi {

@@ -18,7 +18,7 @@ use crate::failure::{CliError, FAILED, visible};
 use crate::run::launcher;
 use crate::shell;
 use cells::{MatrixCell, MatrixMode};
-use jobs::{MatrixJob, MpiName, Workshop};
+use jobs::{MatrixJob, MatrixMpi, Workshop};
 use plans::MatrixFault;
 use report::MatrixReport;
 
@@ -30,7 +30,7 @@ use report::MatrixReport;
 pub struct MatrixOptions {
     /// Only these MPIs (default: all that are installed).
     #[arg(long, value_delimiter = ',', conflicts_with = "command")]
-    mpi: Vec<MpiName>,
+    mpi: Vec<MatrixMpi>,
     /// Only these faults: plans of examples/chaos/matrix by their names, or files with plans (default: all of the former).
     #[arg(long, value_delimiter = ',', value_name = "FAULT")]
     fault: Vec<String>,
