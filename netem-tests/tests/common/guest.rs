@@ -70,22 +70,45 @@ pub fn here(test: &str) -> bool {
     if netem.is_ok() {
         return true;
     }
-    assert!(
-        std::env::var_os(IN_GUEST).is_none(),
-        "in the guest: {netem:?}"
-    );
-    let kernel = cache_dir().join("netem-kernel/linux");
-    if kernel.is_file() {
-        let (status, console) = run(&kernel, test);
-        match status.as_deref() {
-            Some("0") => print!("{}", of_test(&console)),
-            _ => panic!("{test} failed in the guest:\n{console}"),
-        }
-    } else {
-        let reason = "this kernel has no netem, and scripts/netem-kernel (run by scripts/setup) has made none that has";
-        skip(test, reason);
+    assert!(!is_guest(), "in the guest: {netem:?}");
+    let reason = "this kernel has no netem, and scripts/netem-kernel (run by scripts/setup) has made none that has";
+    run_again(test, reason);
+    false
+}
+
+/// Whether the calling test, `test`, runs in a guest, where it may do what would harm this machine. If not, the test runs in a guest, and is
+/// over when this returns.
+pub fn only_there(test: &str) -> bool {
+    if is_guest() {
+        return true;
+    }
+    match Lab::check() {
+        Ok(()) => run_again(
+            test,
+            "scripts/netem-kernel (run by scripts/setup) has made no guest",
+        ),
+        Err(reason) => skip(test, reason),
     }
     false
+}
+
+fn is_guest() -> bool {
+    let named =
+        fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"));
+    named && std::env::var_os(IN_GUEST).is_some()
+}
+
+/// Runs a test in a guest. Skips it for this reason if there is none.
+fn run_again(test: &str, reason: &str) {
+    let kernel = cache_dir().join("netem-kernel/linux");
+    if !kernel.is_file() {
+        return skip(test, reason);
+    }
+    let (status, console) = run(&kernel, test);
+    match status.as_deref() {
+        Some("0") => print!("{}", of_test(&console)),
+        _ => panic!("{test} failed in the guest:\n{console}"),
+    }
 }
 
 /// Boots the kernel for one test. Returns the test program's exit status, if it came to that, and what the guest printed.
