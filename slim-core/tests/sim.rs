@@ -128,7 +128,6 @@ fn flows_go_through_the_witness_and_back() {
     );
 }
 
-/// Whether bytes are lost or wrong, or a session was prevented. A flow that only makes no progress does not count.
 /// The connection of an exchange of 64 KiB is killed after a given number of arrived bytes, in either direction: every number in the long
 /// version (`SLIM_SOAK=1`, some minutes), else one in 127.
 #[test]
@@ -155,6 +154,7 @@ fn a_kill_at_any_byte_is_survived() {
     assert_eq!(total.escalations, 0, "{total:?}");
 }
 
+/// Whether bytes are lost or wrong, or a session was prevented. A flow that only makes no progress does not count.
 fn is_loss(problem: &str) -> bool {
     ["is forgotten", "ends at", "byte", "made plain"]
         .iter()

@@ -197,7 +197,7 @@ impl World {
             }
             return;
         }
-        if kept && !front.barred && front.pump.is_none() && self.dice.chance(30) {
+        if kept && !front.barred && front.pump.is_none() && self.dice.chance(self.taken_for_quiet) {
             self.wait_for_acks(node, token);
         }
         let front = &self.nodes[node].fronts[&token];

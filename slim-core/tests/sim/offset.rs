@@ -17,7 +17,7 @@ impl World {
     pub fn exchange(seed: u64, bytes: u64, side: usize, at: usize) -> World {
         let mut world = World::empty(seed, None, Kinds::agreed());
         (world.udp_loss, world.udp_twice, world.icmp) = (0, 0, None);
-        (world.snipes, world.flows) = (0, 1);
+        (world.snipes, world.flows, world.taken_for_quiet) = (0, 1, 0);
         (world.latency, world.mss, world.chunk) = (100, 1460, ROOM as u64);
         let conn = world.new_tcp(0);
         world.tcps[conn] = Tcp::new(0, ROOM, ROOM);

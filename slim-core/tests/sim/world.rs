@@ -62,6 +62,8 @@ pub struct World {
     pub user_timeout: u64,
     pub mss: u64,
     pub flows: usize,
+    /// How often, in percent, a driver that looks at a flow takes it for quiet.
+    pub taken_for_quiet: u64,
     /// Most bytes that an application writes at once.
     pub chunk: u64,
     /// Connections that may still be broken during a resume.
@@ -139,6 +141,7 @@ impl World {
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
+            taken_for_quiet: 30,
             chunk: 500,
             snipes: dice.pick(0, 6),
             healthy: 0,
