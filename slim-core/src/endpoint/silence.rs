@@ -9,8 +9,9 @@
 //!   acknowledgement, or a segment was lost; the kernel takes care of both.
 //! * If a later one is answered first, the earlier ones were lost: the path was silent and works again. The flow gets a new connection at
 //!   once, because its kernel may wait long before it sends again.
-//! * If the own path answers, and the acknowledgement is missing all the same, something on the path drops only TCP, or only long
-//!   packets. After 0.3 s the flow moves to another path, if there is one.
+//! * If the own path answers, and the acknowledgement is missing all the same, something on the path drops only this connection, or only
+//!   long packets: a firewall that has lost its state, for example. After 0.3 s the flow gets a new connection, over another path if there
+//!   is one.
 //! * If two are answered over another path and none over the own one, the own path is silent. The flow moves to the other path.
 //!
 //! A peer process that is only busy answers over all paths late, but the first question first. A firewall may drop all QUERYs of a path that
@@ -44,10 +45,13 @@ const SETTLE: Duration = Duration::from_millis(3);
 const FRESH: Duration = Duration::from_millis(120);
 /// After an answer over the own path, it is not asked for so long.
 const REST: Duration = Duration::from_millis(25);
-/// A flow whose acknowledgement is overdue for so long leaves a path that answers, if that is so even some time after the
-/// acknowledgement was due.
+/// A flow whose acknowledgement is overdue for so long gets a new connection although the path answers, if it has answered even some
+/// time after the acknowledgement was due.
 const DEAF: Duration = Duration::from_millis(300);
 const ANSWERING: Duration = Duration::from_millis(100);
+/// Flows of one path get such connections at about the same time, and then not for some time, because these may not help.
+const TOGETHER: Duration = Duration::from_millis(100);
+const AGAIN: Duration = Duration::from_secs(1);
 /// How often a path in use is asked, and how long its answer counts.
 const PROVE: Duration = Duration::from_secs(20);
 const PROVEN: Duration = Duration::from_secs(60);
@@ -78,6 +82,22 @@ struct PathWatch {
     /// When a flow was last in use on it.
     used: Time,
     inquest: Option<Inquest>,
+    /// When flows began to get new connections although it answers.
+    left: Option<Time>,
+}
+
+impl PathWatch {
+    /// Whether flows may get new connections although the path answers.
+    fn may_be_left(&mut self, now: Time) -> bool {
+        match self.left {
+            Some(left) if now.since(left) < TOGETHER => true,
+            Some(left) if now.since(left) < AGAIN => false,
+            _ => {
+                self.left = Some(now);
+                true
+            }
+        }
+    }
 }
 
 /// Questions about a path, and the answers.
@@ -178,10 +198,9 @@ impl Endpoint {
         let path = self.silences.paths.entry(ends).or_default();
         path.used = now;
         let answers = |proven: Time| now.since(proven) + ANSWERING <= overdue;
-        if overdue >= DEAF && path.proven.is_some_and(answers) && self.ways(token).len() > 1 {
+        if overdue >= DEAF && path.proven.is_some_and(answers) && path.may_be_left(now) {
             return self.suspect(now, token);
         }
-        let path = self.silences.paths.entry(ends).or_default();
         if let Some(inquest) = &mut path.inquest {
             inquest.waiting.insert(token, now);
             let next = inquest.next.min(now + EVERY);

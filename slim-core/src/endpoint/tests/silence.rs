@@ -124,23 +124,28 @@ fn a_flow_with_one_path_is_resumed_as_soon_as_the_path_works_again() {
 #[test]
 fn a_late_acknowledgement_is_no_silence() {
     // The longest delay of Linux is 200 ms.
-    for (mut pair, time) in [(Pair::live(), 900), (two_paths(), 280)] {
+    for mut pair in [Pair::live(), two_paths()] {
         in_use(&mut pair, ms(100));
         pair.forget();
-        assert_eq!(waits(&mut pair, ms(time)), None);
-        let asked = questions(&pair) as u64;
-        assert!((time / 50..=time / 6).contains(&asked), "{asked} questions");
+        assert_eq!(waits(&mut pair, ms(280)), None);
+        let asked = questions(&pair);
+        assert!((5..=40).contains(&asked), "{asked} questions");
     }
 }
 
-/// Something on the path drops TCP only, or long packets only.
+/// Something on the path drops the connection only, or long packets only.
 #[test]
-fn a_flow_leaves_a_path_that_carries_only_questions() {
-    let mut pair = two_paths();
-    in_use(&mut pair, ms(100));
-    let took = waits(&mut pair, ms(900)).expect("a new connection");
-    assert!((ms(300)..=ms(330)).contains(&took), "{took:?}");
-    assert_eq!(pair.connects(A)[0].ip(), second());
+fn a_flow_gets_a_new_connection_if_its_path_carries_only_questions() {
+    for (mut pair, to) in [(Pair::live(), addrs()[B].ip()), (two_paths(), second())] {
+        in_use(&mut pair, ms(100));
+        let took = waits(&mut pair, ms(900)).expect("a new connection");
+        assert!((ms(300)..=ms(330)).contains(&took), "{took:?}");
+        assert_eq!(pair.connects(A)[0].ip(), to);
+        // The new connection does not help.
+        pair.forget();
+        let again = waits(&mut pair, ms(2000)).expect("another connection");
+        assert!(again >= ms(600), "{again:?}");
+    }
 }
 
 /// As when neither end's kernel gets the processor: the acknowledgement and the answer come late.
