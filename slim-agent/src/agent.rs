@@ -1,6 +1,7 @@
 //! The handle that application threads hold.
 
 mod driving;
+mod executing;
 mod listening;
 mod sharing;
 pub(crate) mod surveying;
@@ -24,6 +25,7 @@ use crate::commands::command::{self, Command, CommandReceiver};
 use crate::commands::done;
 use crate::driven::Driven;
 use crate::event_loop::Parts;
+use crate::exec::HandedAgent;
 use crate::kernel::sys::during;
 use crate::listeners::listening::Together;
 use crate::listeners::notes;
@@ -100,7 +102,7 @@ impl Agent {
         config: Config,
         providers: Vec<Box<dyn Provider + Send>>,
     ) -> io::Result<Agent> {
-        Self::begin(config, providers, |parts, receiver| {
+        Self::begin(config, providers, Default::default(), |parts, receiver| {
             thread::start(parts, receiver).map(Runs::Alone)
         })
     }
@@ -111,7 +113,7 @@ impl Agent {
     /// # Errors
     /// As [`start`](Self::start). Needs /proc.
     pub fn start_driven(config: Config) -> io::Result<Agent> {
-        Self::begin(config, Vec::new(), |parts, receiver| {
+        Self::begin(config, Vec::new(), Default::default(), |parts, receiver| {
             Driven::start(parts, receiver).map(Runs::Driven)
         })
     }
@@ -127,17 +129,21 @@ impl Agent {
     fn begin(
         config: Config,
         providers: Vec<Box<dyn Provider + Send>>,
+        (before, first): (Option<HandedAgent>, Vec<Command>),
         start: impl FnOnce(Parts, CommandReceiver) -> io::Result<Runs>,
     ) -> io::Result<Agent> {
         numbers::begin();
         // Everything is created inside `make`, because the runtime creates descriptors, too.
         let started = numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
+            for command in first {
+                commands.send(command);
+            }
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
             let providers = Providers::new(&config, providers);
-            let parts = Parts::make(config, together.clone(), providers)?;
+            let parts = Parts::make(config, together.clone(), providers, before)?;
             let runs = start(parts, receiver)?;
             // An agent that is not started has nothing that gives the reserved numbers back.
             reserve::begin(commands.wake_number());

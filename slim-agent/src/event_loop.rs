@@ -19,6 +19,7 @@ use crate::control::places::{self, Place, Ports};
 use crate::control::receive::receive_waiting;
 use crate::driver::Driver;
 use crate::events;
+use crate::exec::{HandedAgent, Identity};
 use crate::failure::panic::Survivor;
 use crate::host::address_watch;
 use crate::kernel::sys::during;
@@ -43,24 +44,41 @@ pub(crate) struct Parts {
     shared: Together,
     ports: Ports,
     places: Vec<Place>,
+    /// Of the agent before, and whether it has accepted IPv4 connections as IPv6 sockets.
+    before: Option<(Identity, bool)>,
     alarm: OwnFd,
     seed: [u8; 40],
     providers: Providers,
 }
 
 impl Parts {
-    /// Creates the process-wide sockets.
-    pub(crate) fn make(config: Config, shared: Together, providers: Providers) -> io::Result<Self> {
+    /// Creates the process-wide sockets, or takes those of the agent `before`.
+    pub(crate) fn make(
+        config: Config,
+        shared: Together,
+        providers: Providers,
+        before: Option<HandedAgent>,
+    ) -> io::Result<Self> {
         let mut seed = [0; 40];
         getrandom::fill(&mut seed)
             .map_err(|e| during("get random numbers")(io::Error::other(e)))?;
-        let (ports, places) =
-            places::take().map_err(during("bind a control socket and a listener"))?;
+        let (ports, places) = match &before {
+            None => places::take().map_err(during("bind a control socket and a listener"))?,
+            Some(before) => {
+                let (control, resume) = before.ports;
+                let places: Vec<_> = before.places.iter().map(Place::handed).collect();
+                let places: Option<_> = places.into_iter().collect();
+                let places = places.ok_or_else(|| io::Error::other("a socket is missing"));
+                let places = places.map_err(during("take the sockets"))?;
+                (Ports { control, resume }, places)
+            }
+        };
         Ok(Parts {
             config,
             shared,
             ports,
             places,
+            before: before.map(|before| (before.identity, before.maps)),
             alarm: slim_sys::timerfd().map_err(during("create a timer"))?,
             seed,
             providers,
@@ -194,7 +212,7 @@ fn assemble(
     let driver = Driver::new(
         parts.config,
         others,
-        parts.ports,
+        (parts.ports, parts.before),
         parts.shared,
         survivor,
         &parts.seed,

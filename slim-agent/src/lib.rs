@@ -39,6 +39,7 @@
 //! | [`transport`] | what a resume requires of a transport of any kind; TCP, with its listeners |
 //! | `listeners` | listeners that several processes accept from |
 //! | `commands` | what application threads share with the agent thread |
+//! | [`exec`] | what goes over to the next program of the process |
 //! | `failure` | what the agent does after a panic of its thread, or when memory runs out |
 //! | `flow_io`, `handover` | what a front end does for the agent, and how it receives a transport |
 //! | `host` | identity of this process, own addresses, ports that the agent uses |
@@ -70,6 +71,7 @@ mod driven;
 mod driver;
 mod event_loop;
 mod events;
+pub mod exec;
 mod failure;
 mod flow_io;
 mod handover;

@@ -17,6 +17,7 @@ use hmac::{Hmac, KeyInit, Mac as _};
 use sha2::Sha256;
 
 use crate::ids::{EndpointId, FlowId, Nonce, Role};
+use crate::saved::Saved;
 use crate::wire::{self, Hello, MAC_LEN, Mac, Message, Open, PairId, Parsed, layout::header};
 
 const FLOW_KEY_LABEL: &[u8] = b"slim flow key v1";
@@ -120,6 +121,16 @@ impl FlowKey {
     /// The key, prepared for several messages.
     pub fn prepare(&self) -> Prepared {
         Prepared(keyed(&self.0))
+    }
+}
+
+impl Saved for FlowKey {
+    fn save(&self, out: &mut Vec<u8>) {
+        self.0.save(out);
+    }
+
+    fn load(from: &mut &[u8]) -> Option<Self> {
+        Saved::load(from).map(FlowKey)
     }
 }
 

@@ -22,6 +22,7 @@
 //! | [`config`] | the user's settings, checked once |
 //! | [`event`] | the event log: what happened to each flow |
 //! | [`endpoint`] | all flows of one process: the state machine |
+//! | [`saved`] | values as bytes, for the next program of a process that executes one |
 //! | `addr` | addresses in canonical form, the same at both ends |
 //! | `sync` | atomics of the standard library or of loom |
 //!
@@ -66,6 +67,7 @@ pub mod gate;
 pub mod ids;
 pub mod memory;
 pub mod replay;
+pub mod saved;
 pub mod stash;
 mod sync;
 pub mod transport;

@@ -22,6 +22,13 @@ impl Stash {
         Stash { bytes: None }
     }
 
+    /// A stash of these bytes.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Stash {
+            bytes: (!bytes.is_empty()).then(|| Box::new(bytes.into())),
+        }
+    }
+
     /// Number of bytes held.
     pub fn len(&self) -> usize {
         self.bytes.as_ref().map_or(0, |bytes| bytes.len())

@@ -2,6 +2,7 @@
 
 use crate::sys;
 use libc::{c_int, c_long};
+use slim_core::saved::Saved;
 use std::net::{IpAddr, SocketAddr};
 
 /// A socket address as the kernel hands it out.
@@ -170,6 +171,38 @@ impl Name {
             }
             // SAFETY: likewise.
             Name::V6(whole) => unsafe { give(&**whole, addr, len) },
+        }
+    }
+}
+
+impl Saved for Name {
+    fn save(&self, out: &mut Vec<u8>) {
+        match self {
+            Name::V4(ip, port) => (4u8, (*ip, *port)).save(out),
+            Name::V6(a) => {
+                (6u8, a.sin6_port).save(out);
+                (a.sin6_flowinfo, a.sin6_scope_id).save(out);
+                a.sin6_addr.s6_addr.save(out);
+            }
+        }
+    }
+
+    fn load(from: &mut &[u8]) -> Option<Self> {
+        match u8::load(from)? {
+            4 => <(u32, u16)>::load(from).map(|(ip, port)| Name::V4(ip, port)),
+            6 => {
+                let sin6_port = Saved::load(from)?;
+                let (sin6_flowinfo, sin6_scope_id) = Saved::load(from)?;
+                let s6_addr = Saved::load(from)?;
+                Some(Name::V6(Box::new(libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as _,
+                    sin6_port,
+                    sin6_flowinfo,
+                    sin6_addr: libc::in6_addr { s6_addr },
+                    sin6_scope_id,
+                })))
+            }
+            _ => None,
         }
     }
 }

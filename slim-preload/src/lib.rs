@@ -18,7 +18,8 @@
 //! | --- | --- |
 //! | `load` | initialization when the library is loaded |
 //! | [`hooks`] | the functions that take the place of libc's |
-//! | [`process`], [`exit`] | fork, exec, namespaces; the end of the process |
+//! | [`exec`] | executing another program, which goes on with the flows |
+//! | [`process`], [`exit`] | fork, namespaces; the end of the process |
 //! | [`ops`] | what a hooked call does |
 //! | [`front`], [`listeners`] | flows and listeners as the agent knows them |
 //! | [`transport`] | the file under a flow's numbers, and swapping it |
@@ -39,6 +40,7 @@ mod copies;
 mod descriptors;
 mod direct;
 mod epoll;
+mod exec;
 mod exit;
 mod flow;
 mod front;

@@ -1,6 +1,6 @@
 //! Initialization when the library is loaded. At that moment the program has neither threads nor signal handlers.
 
-use crate::{hooks, process, runtime, sleep, sys};
+use crate::{exec, hooks, process, runtime, sleep, sys};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -11,6 +11,7 @@ static AT_START: extern "C" fn() = {
             sleep::use_poll(hooks::real_poll);
             process::register();
             runtime::read_job_key();
+            exec::take_over();
         });
     }
     at_start

@@ -119,6 +119,11 @@ impl Instance {
         free
     }
 
+    /// Whether the next program gets the instance, if the process executes one.
+    pub fn survives_exec(&self) -> bool {
+        self.lock().numbers.iter().any(|fd| sys::survives_exec(*fd))
+    }
+
     /// The instance has got another number.
     pub fn duplicated(&self, fd: c_int) {
         let mut mirror = self.lock();

@@ -1,4 +1,4 @@
-//! Fork and exec.
+//! Fork, vfork and spawning. (Exec: [`crate::exec`].)
 //!
 //! A fork leaves two processes with the same connections, and only one of them can have the session. The session
 //! stays with the parent. When the child reads from or writes to a connection, it marks the flow's byte in a page
@@ -14,7 +14,7 @@ use crate::{
 use libc::c_int;
 use slim_sys::{limit, numbers};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Registers the handlers for fork and exit, when the library is loaded. Fork handlers that the program registers later may use
 /// connections, and run before ours. Registering allocates memory, which must not happen in a signal handler.
@@ -119,25 +119,6 @@ fn replace_by_reset(fd: c_int) {
         let _ = sys::replace(dead, fd);
         sys::close(dead);
     }
-}
-
-/// Before this process executes another program: connections that survive the exec become plain TCP, as soon as
-/// SLIM holds none of their bytes.
-pub fn before_exec() {
-    if !runtime::in_own_process() {
-        return before_exec_of_vforked();
-    }
-    let begun = Instant::now();
-    let mut kept: Vec<(c_int, &'static Flow)> = Vec::new();
-    table::for_each_flow(|fd, f| {
-        if sys::survives_exec(fd) {
-            kept.push((fd, f));
-        }
-    });
-    for (fd, f) in kept {
-        demoting::hand_over_until(f, fd, begun + demoting::PATIENCE);
-    }
-    runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
 }
 
 /// Before the application installs a system call filter. The filter does not allow for the calls that SLIM makes in addition to the
@@ -248,7 +229,7 @@ pub fn before_spawn(chosen: bool) {
 
 /// A vforked child shares our memory, but has descriptors of its own. This function changes only those that the new program gets,
 /// and nothing in the tables.
-fn before_exec_of_vforked() {
+pub fn before_exec_of_vforked() {
     let mut exposed = Vec::new();
     table::for_each_flow(|fd, f| {
         f.mark_forked();

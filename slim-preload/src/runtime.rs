@@ -105,12 +105,21 @@ pub fn ready() -> bool {
 fn start() -> bool {
     AGENT.with(|agent| {
         if STATE.load(Ordering::Acquire) == UNINIT {
-            *agent = start_agent();
+            *agent = start_agent(Agent::start);
             STATE.store(if agent.is_some() { READY } else { OFF }, Ordering::Release);
             if let (Some(agent), Some(mask)) = (&*agent, FIRST_ENDS.with(|mask| *mask)) {
                 agent.first_thread_ends(mask);
             }
         }
+        agent.is_some()
+    })
+}
+
+/// Sets everything up when the library is loaded, with the agent that `start` makes. False if SLIM does not work in this program.
+pub fn start_handed(start: impl FnOnce(Config) -> io::Result<Agent>) -> bool {
+    AGENT.with(|agent| {
+        *agent = start_agent(start);
+        STATE.store(if agent.is_some() { READY } else { OFF }, Ordering::Release);
         agent.is_some()
     })
 }
@@ -162,7 +171,7 @@ fn config() -> &'static Config {
 }
 
 /// Sets up this process. Gives `None` when SLIM is off, or when it cannot work here; the latter has been reported then.
-fn start_agent() -> Option<Agent> {
+fn start_agent(start: impl FnOnce(Config) -> io::Result<Agent>) -> Option<Agent> {
     let config = config();
     if config.policy == Policy::Off {
         return None;
@@ -191,7 +200,7 @@ fn start_agent() -> Option<Agent> {
     let agent = enough_descriptors()
         .and_then(|()| enough_memory())
         .and_then(|()| marks::prepare())
-        .and_then(|()| quietly(|| Agent::start(config.clone())));
+        .and_then(|()| quietly(|| start(config.clone())));
     agent
         .inspect(|_| sys::proc::hold())
         .inspect_err(|why| {

@@ -335,6 +335,14 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     ctl.show_stash();
 }
 
+/// The flow was handed over by the program before while its stash was read: shows the stash, with the transport behind it.
+pub fn show_handed(flow: &Flow, ctl: &mut Ctl, transport: c_int) {
+    flow.stream.bar();
+    ctl.suspend();
+    ctl.set_transport(Some(transport));
+    show_stash(flow, ctl);
+}
+
 /// The transport whose received bytes follow the stash: the waiting one, or one that has broken since and is not drained yet.
 pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
     let is_behind = match ctl.mode() {

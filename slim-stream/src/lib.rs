@@ -15,6 +15,7 @@
 //! | [`stream`] | [`Stream`]: both counters, the final positions, the gate with its pass, the sending half under its lock |
 //! | [`control`] | the control operations: drain, replay, trim, probe |
 //! | [`data`] | ready-made data calls, for a front end that needs no special ones |
+//! | [`handed`] | a stream as the next program of the process gets it |
 //! | [`receive_half`] | [`ReceiveHalf`]: the stash, and the state of the present transport |
 //! | [`send_half`] | [`SendHalf`]: the replay buffer, and when it is trimmed |
 //! | [`start`] | [`Start`]: whether our counts and the kernel's agree |
@@ -32,6 +33,7 @@
 pub mod answers;
 pub mod control;
 pub mod data;
+pub mod handed;
 pub mod receive_half;
 pub mod send_half;
 pub mod start;
@@ -39,6 +41,7 @@ pub mod stream;
 
 pub use answers::{Delivery, Drained, Probe, Undelivered};
 pub use control::DrainError;
+pub use handed::HandedStream;
 pub use receive_half::ReceiveHalf;
 pub use send_half::SendHalf;
 pub use start::Start;

@@ -1,6 +1,7 @@
 //! The receiving direction: the stash, and the state of the transport that bytes arrive on.
 
 use libc::c_int;
+use slim_core::saved::Saved;
 use slim_core::stash::Stash;
 use slim_sys as sys;
 
@@ -45,6 +46,28 @@ impl ReceiveHalf {
             drained: false,
             cut: false,
             over: false,
+        }
+    }
+
+    /// A copy of the half, whose transport has not failed.
+    pub(crate) fn handed(&self) -> Self {
+        let mut stash = vec![0; self.stash.len()];
+        self.stash.peek(0, &mut stash);
+        Self::of(
+            stash,
+            self.start.as_deref().copied(),
+            [self.dialled, self.peer_closed, self.moved],
+        )
+    }
+
+    fn of(stash: Vec<u8>, start: Option<Start>, marks: [bool; 3]) -> Self {
+        let [dialled, peer_closed, moved] = marks;
+        Self {
+            stash: Stash::of(stash),
+            start: start.map(Box::new),
+            peer_closed,
+            moved,
+            ..Self::new(dialled)
         }
     }
 
@@ -127,5 +150,23 @@ impl ReceiveHalf {
         self.moved = true;
         self.drained = false;
         self.reinstate();
+    }
+}
+
+impl Saved for ReceiveHalf {
+    fn save(&self, out: &mut Vec<u8>) {
+        let mut stash = vec![0; self.stash.len()];
+        self.stash.peek(0, &mut stash);
+        stash.save(out);
+        self.start.as_deref().copied().save(out);
+        let marks = [self.dialled, self.peer_closed, self.moved];
+        marks.map(u8::from).save(out);
+    }
+
+    fn load(from: &mut &[u8]) -> Option<Self> {
+        let stash = Saved::load(from)?;
+        let start = Saved::load(from)?;
+        let marks = <[u8; 3]>::load(from)?;
+        Some(Self::of(stash, start, marks.map(|mark| mark != 0)))
     }
 }

@@ -8,6 +8,7 @@
 
 use crate::stream::Stream;
 use libc::c_int;
+use slim_core::saved::Saved;
 use slim_sys as sys;
 
 /// Byte counts of both directions at one moment: ours, of the whole stream, and the kernel's, of one transport.
@@ -97,5 +98,23 @@ impl Start {
     pub fn agrees(self, now: Self, shut: bool, peer_ended: impl FnOnce() -> bool) -> bool {
         let sent = now.kernel_sent.saturating_sub(self.kernel_sent);
         (shut || sent == now.sent - self.sent) && self.contradiction(now, peer_ended).is_none()
+    }
+}
+
+impl Saved for Start {
+    fn save(&self, out: &mut Vec<u8>) {
+        (self.received, self.sent).save(out);
+        (self.kernel_received, self.kernel_sent).save(out);
+    }
+
+    fn load(from: &mut &[u8]) -> Option<Self> {
+        let (received, sent) = Saved::load(from)?;
+        let (kernel_received, kernel_sent) = Saved::load(from)?;
+        Some(Self {
+            received,
+            sent,
+            kernel_received,
+            kernel_sent,
+        })
     }
 }

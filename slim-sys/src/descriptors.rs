@@ -5,7 +5,7 @@ use crate::{Errno, fds, limit, numbers};
 use libc::c_int;
 use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::{self, FdFlags};
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Wraps a number for one rustix call. It need not be open: the kernel checks that.
 pub fn at(fd: RawFd) -> BorrowedFd<'static> {
@@ -87,6 +87,12 @@ pub fn is_open(fd: c_int) -> bool {
 /// Whether the descriptor survives an exec.
 pub fn survives_exec(fd: c_int) -> bool {
     io::fcntl_getfd(at(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+}
+
+/// Whether an executable file gives capabilities to the process that executes it. True if that is unknown.
+pub fn has_capabilities(file: &impl AsFd) -> bool {
+    let found = fs::fgetxattr(file, "security.capability", &mut [0u8; 64]);
+    !matches!(found, Err(io::Errno::NODATA | io::Errno::OPNOTSUPP))
 }
 
 /// Bytes ready to be read.

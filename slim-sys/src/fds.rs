@@ -115,6 +115,11 @@ pub fn floor() -> RawFd {
     read_floor()
 }
 
+/// The floor by the limit of this moment.
+pub(crate) fn present_floor() -> RawFd {
+    floor_for(soft_limit())
+}
+
 fn read_floor() -> RawFd {
     let soft = soft_limit();
     let floor = floor_for(soft);

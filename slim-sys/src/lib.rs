@@ -15,6 +15,7 @@
 //! | `fence` | a memory fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
 //! | [`limit`], [`reserve`] | the limit on open files, and descriptor numbers reserved for when the program has reached it |
+//! | [`handed`] | a file in memory for the next program, when the process executes one |
 //! | [`copies`], `offer` | several copies of this crate in one process |
 //! | `inside`, `handler` | whether the running code is ours; whether it runs in a signal handler |
 //! | [`cancel`], `threads`, [`lock`] | cancellation, signals and real-time scheduling of threads |
@@ -49,6 +50,7 @@ mod wake;
 pub mod cancel;
 pub mod copies;
 pub mod fds;
+pub mod handed;
 pub mod limit;
 pub mod lock;
 pub mod numbers;

@@ -1,11 +1,11 @@
 //! Owned descriptors of ours.
 
 use crate::fds::{adopt, release, unwatched};
-use crate::numbers;
 use crate::reserve::close_or_keep;
+use crate::{at, numbers};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// A descriptor of the agent: above the floor and registered for as long as it is owned.
 #[derive(Debug)]
@@ -15,6 +15,16 @@ impl OwnFd {
     /// Runs `create` and registers its descriptor before the application can use the number.
     pub fn make<T: Into<OwnedFd>>(create: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         numbers::make(|| create().map(OwnFd::new))
+    }
+
+    /// Takes a descriptor that the process has kept over an exec. No other program gets it.
+    ///
+    /// # Safety
+    /// Nothing else owns it.
+    pub unsafe fn inherited(fd: RawFd) -> Self {
+        let _ = rustix::io::fcntl_setfd(at(fd), rustix::io::FdFlags::CLOEXEC);
+        // SAFETY: the caller's contract.
+        numbers::make(|| OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     fn new(fd: impl Into<OwnedFd>) -> Self {

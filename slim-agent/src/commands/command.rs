@@ -8,15 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slim_core::endpoint::{Agreed, Announcement, Opened, SurveyedFlow, SurveyedPeer};
+use slim_core::endpoint::{Agreed, Announcement, HandedFlow, Opened, SurveyedFlow, SurveyedPeer};
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
 use crate::commands::done::Done;
 use crate::commands::queue::{Queue, Taken};
+use crate::exec::{AgentPause, HandedAgent, NotHanded};
 use crate::failure::memory;
 use slim_sys::fds::Mark;
 use slim_sys::{OwnFd, SignalMask};
+
+/// What the next program gets, or the flows that cannot be handed over now.
+pub(crate) type HandOverAnswer =
+    Arc<Mutex<Option<Result<HandedAgent, Vec<(FlowToken, NotHanded)>>>>>;
 
 /// A command of an application thread. Commands are carried out in the order sent.
 pub(crate) enum Command {
@@ -42,6 +47,19 @@ pub(crate) enum Command {
         local: SocketAddr,
         remote: SocketAddr,
         agreed: Box<Agreed>,
+    },
+    /// A flow of the program that this process has executed before.
+    OpenHanded {
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        flow: Box<HandedFlow>,
+    },
+    /// The process executes another program: hands these flows over, and stops.
+    HandOver {
+        tokens: Vec<FlowToken>,
+        answer: HandOverAnswer,
+        pause: AgentPause,
+        done: Done,
     },
     /// What the other end of such a flow is to know of this process.
     Describe {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -101,6 +102,30 @@ impl Control {
             listening,
         });
         Ok(())
+    }
+
+    /// The sockets of the process's own, with the address that each is for.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (SocketAddr, RawFd, Option<RawFd>)> {
+        self.own.iter().map(|own| {
+            let resume = own.listening.as_ref().map(|it| it.listener.raw());
+            let control = own.socket.fd.get_ref().raw();
+            (without_port(own.socket.bound), control, resume)
+        })
+    }
+
+    /// The ports that [`places`](Self::places) are on.
+    pub(crate) fn ports(&self) -> Ports {
+        self.ports
+    }
+
+    /// Whether resume connections over IPv4 are accepted as IPv6 sockets.
+    pub(crate) fn maps(&self) -> bool {
+        self.maps
+    }
+
+    /// The sockets that are to be served were made by an agent for which [`maps`](Self::maps) was this.
+    pub(crate) fn set_maps(&mut self, maps: bool) {
+        self.maps = maps;
     }
 
     /// There is a flow of an IPv6 socket over IPv4. From now on resume connections over IPv4 are accepted as IPv6

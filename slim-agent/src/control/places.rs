@@ -16,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::control::socket::bind_alone;
+use crate::exec::{HandedFd, HandedPlace};
 use crate::host::ports::{on_one_port, quiet_ports};
 use crate::kernel::sys;
 use crate::transport::tcp::socket;
@@ -55,6 +56,20 @@ impl Place {
                 false => None,
             }
             .or_else(|| socket::listen(resume, false).ok()),
+        })
+    }
+
+    /// The sockets that the program before has left. `None` if one of them is not there; the others are closed then.
+    pub(crate) fn handed(place: &HandedPlace) -> Option<Place> {
+        let control = place.control.take();
+        let resume = place.resume.as_ref().map(HandedFd::take);
+        Some(Place {
+            at: place.at,
+            control: control?,
+            resume: match resume {
+                Some(fd) => Some(fd?),
+                None => None,
+            },
         })
     }
 

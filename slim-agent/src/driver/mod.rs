@@ -6,6 +6,7 @@ mod actions;
 mod addresses;
 mod conns;
 mod ending;
+mod executing;
 mod flows;
 mod glance;
 mod linger;
@@ -33,6 +34,7 @@ use crate::commands::command::{AgentSurvey, Command};
 use crate::control::Control;
 use crate::control::places::Ports;
 use crate::events::{self, EventLog, Log};
+use crate::exec::Identity;
 use crate::failure::panic::Survivor;
 use crate::host::addresses::{self as own_addresses, Addresses};
 use crate::host::identity;
@@ -125,7 +127,7 @@ impl Driver {
     pub(crate) fn new(
         config: Config,
         transports: Transports,
-        ports: Ports,
+        (ports, before): (Ports, Option<(Identity, bool)>),
         together: Together,
         survivor: Rc<Survivor>,
         seed: &[u8; 40],
@@ -133,7 +135,7 @@ impl Driver {
         let log = Log::new(config.log);
         let (addresses, networks) = own_addresses::now(log);
         let (for_core, incarnation) = split(seed);
-        let id = identity::endpoint(incarnation);
+        let id = before.map_or_else(|| identity::endpoint(incarnation), |(known, _)| known.id);
         let events = EventLog::open(&config, log);
         let keyed = config.job_key.is_some();
         let when_lost = config.when_lost;
@@ -151,6 +153,11 @@ impl Driver {
             for_core,
         );
         endpoint.set_addrs(addresses.clone(), networks.clone());
+        let mut control = Control::new(ports, log);
+        if let Some((known, maps)) = before {
+            endpoint.continue_serial(known.serial);
+            control.set_maps(maps);
+        }
         together.short.begin(endpoint.pairs().clone());
         Driver {
             endpoint,
@@ -159,7 +166,7 @@ impl Driver {
             watch,
             log,
             notices: VecDeque::new(),
-            control: Control::new(ports, log),
+            control,
             claims: Claims::default(),
             conns: Counted::default(),
             silent: BTreeSet::new(),
@@ -261,6 +268,13 @@ impl Driver {
                     self.endpoint.demote(now, token);
                 }
             }
+            Command::OpenHanded { token, io, flow } => self.open_handed(now, token, io, *flow),
+            Command::HandOver {
+                tokens,
+                answer,
+                pause,
+                done,
+            } => self.hand_over(&tokens, &answer, &pause, &done),
             Command::Describe { answer, done } => {
                 let mut answer = answer.lock().unwrap_or_else(PoisonError::into_inner);
                 *answer = Some(self.endpoint.announcement());

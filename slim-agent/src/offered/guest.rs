@@ -90,6 +90,8 @@ impl AgentGuest {
             Command::Gone { token } => self.of_flow(of_agent::GONE, token, [0; 2]),
             // Not used by front ends that share an agent. Threads that wait for one of these are told that nobody answers.
             Command::OpenKnown { .. }
+            | Command::OpenHanded { .. }
+            | Command::HandOver { .. }
             | Command::Describe { .. }
             | Command::Survey { .. }
             | Command::AboutToConnect { .. }

@@ -42,6 +42,10 @@ impl Default for Exchanges {
 }
 
 impl Exchanges {
+    pub(super) fn continue_serial(&mut self, before: u64) {
+        self.serial = self.serial.max(before.saturating_add(1));
+    }
+
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }

@@ -32,6 +32,9 @@
 //!
 //! A flow that both ends have agreed on by other means is opened with [`open_agreed`], and is live at once.
 //!
+//! A process that executes another program may hand its flows over to that program's endpoint, which has the same id and the same
+//! ports ([`hand_over`]); that one opens them with [`open_handed`]. Nothing may happen to the flows in between.
+//!
 //! For short connections between processes that know each other ([`Pairs`]):
 //!
 //! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; the caller of `dial` sends the OPEN before.
@@ -92,6 +95,8 @@
 //! [`open_agreed`]: Endpoint::open_agreed
 //! [`open_known`]: Endpoint::open_known
 //! [`finish_announced`]: Endpoint::finish_announced
+//! [`hand_over`]: Endpoint::hand_over
+//! [`open_handed`]: Endpoint::open_handed
 //! [`take_arrivals`]: Endpoint::take_arrivals
 //! [`send_seen`]: Endpoint::send_seen
 //! [`fault`]: Endpoint::fault
@@ -119,6 +124,7 @@ mod ends;
 mod errno;
 mod explain;
 mod flow;
+mod handed;
 mod handle;
 mod initiate;
 mod inquiries;
@@ -167,6 +173,7 @@ pub use action::Action;
 pub use again::{Acknowledged, Earlier};
 pub use agreed::{Agreed, Announcement};
 pub use flow::State;
+pub use handed::{HandOver, HandedFlow};
 pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
 pub use survey::{PeerStanding, Standing, SurveyedEscalation, SurveyedFlow, SurveyedPeer};

@@ -87,7 +87,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    const NONE: Self = Change {
+    pub(super) const NONE: Self = Change {
         drained: DrainState::No,
         outgoing: None,
         lane: None,

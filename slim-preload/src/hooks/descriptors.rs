@@ -1,6 +1,8 @@
 //! Descriptor numbers and processes.
 
 use super::looked_up::{hook, real_of};
+use crate::exec::exec;
+use crate::exec::program::{Named, Program, Strings};
 use crate::ops::{closing, demoting, duplicating};
 use crate::process;
 use crate::sys::keep_errno;
@@ -75,27 +77,29 @@ fn gives_out(command: c_int, real: impl Fn() -> c_int) -> c_int {
     }
 }
 
-type Strings = *const *const c_char;
+/// The environment that an exec without one of its own passes on.
+fn environment() -> Strings {
+    unsafe extern "C" {
+        static environ: Strings;
+    }
+    // SAFETY: libc's variable, which the application may change only while no other thread uses it.
+    unsafe { environ }
+}
 
 hook! { unsafe fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int => slim_execve {
-    process::before_exec();
-    real!(execve)(path, args, env)
+    exec(&Program { named: Named::Path(path), env }, || real!(execve)(path, args, env))
 }}
 hook! { unsafe fn execv(path: *const c_char, args: Strings) -> c_int => slim_execv {
-    process::before_exec();
-    real!(execv)(path, args)
+    exec(&Program { named: Named::Path(path), env: environment() }, || real!(execv)(path, args))
 }}
 hook! { unsafe fn execvp(file: *const c_char, args: Strings) -> c_int => slim_execvp {
-    process::before_exec();
-    real!(execvp)(file, args)
+    exec(&Program { named: Named::Searched(file), env: environment() }, || real!(execvp)(file, args))
 }}
 hook! { unsafe fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int => slim_execvpe {
-    process::before_exec();
-    real!(execvpe)(file, args, env)
+    exec(&Program { named: Named::Searched(file), env }, || real!(execvpe)(file, args, env))
 }}
 hook! { unsafe fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int => slim_fexecve {
-    process::before_exec();
-    real!(fexecve)(fd, args, env)
+    exec(&Program { named: Named::Open(fd), env }, || real!(fexecve)(fd, args, env))
 }}
 
 hook! { unsafe fn prctl(what: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int => slim_prctl {
@@ -140,8 +144,7 @@ hook! { unsafe fn sysconf(name: c_int) -> libc::c_long => slim_sysconf {
     keep_limit(|| real!(sysconf)(name))
 }}
 hook! { unsafe fn execveat(at: c_int, path: *const c_char, args: Strings, env: Strings, flags: c_int) -> c_int => slim_execveat {
-    process::before_exec();
-    real!(execveat)(at, path, args, env, flags)
+    exec(&Program { named: Named::At(at, path, flags), env }, || real!(execveat)(at, path, args, env, flags))
 }}
 
 // Unlike `fork`, it runs no fork handlers.

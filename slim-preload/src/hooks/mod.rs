@@ -7,6 +7,7 @@
 
 mod data;
 mod descriptors;
+mod lists;
 mod looked_up;
 mod numbers;
 mod readiness;

@@ -4,6 +4,8 @@
 
 use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
+use crate::exec::exec;
+use crate::exec::program::{Named, Program};
 use crate::ops::closing::given_out;
 use crate::ops::limit::{Given, write_left};
 use crate::{process, rings, runtime, sys};
@@ -188,8 +190,8 @@ on_descriptors! {
     #[cfg(target_arch = "x86_64")]
     SYS_eventfd(x) => creates(libc::SYS_eventfd, x);
     SYS_eventfd2(x) => creates(libc::SYS_eventfd2, x);
-    SYS_execve(x) => { process::before_exec(); real(libc::SYS_execve, x) };
-    SYS_execveat(x) => { process::before_exec(); real(libc::SYS_execveat, x) };
+    SYS_execve(x) => exec(&Program { named: Named::Path(x[0] as _), env: x[2] as _ }, || real(libc::SYS_execve, x));
+    SYS_execveat(x) => exec(&Program { named: Named::At(fd(x[0]), x[1] as _, fd(x[4])), env: x[3] as _ }, || real(libc::SYS_execveat, x));
     SYS_fanotify_init(x) => creates(libc::SYS_fanotify_init, x);
     SYS_fcntl(x) => plainly(|| descriptors::slim_fcntl(fd(x[0]), fd(x[1]), x[2] as _));
     #[cfg(target_arch = "x86_64")]

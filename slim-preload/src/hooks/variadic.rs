@@ -1,4 +1,5 @@
-//! Functions that Rust cannot define and pass on: those with any number of arguments, and those that jump.
+//! Functions that Rust cannot define and pass on: those with any number of arguments, and those that jump. (Those that execute a
+//! program: [`super::lists`].)
 //!
 //! Each hook saves the registers that carry arguments and calls its `before` function, which does the work and gives the
 //! address of libc's own function. Then the hook restores the registers and jumps to that address: libc's function finds
@@ -6,26 +7,11 @@
 
 use super::looked_up::real_of;
 use crate::ops::{demoting, left};
-use crate::process;
 use crate::sys::keep_errno;
-use libc::{c_char, c_int, c_void};
+use crate::{exec, process};
+use libc::{c_int, c_void};
 
-type ExecFunction = *mut c_void;
-
-macro_rules! before_exec {
-    ($($before:ident: $name:literal;)*) => {$(
-        extern "C" fn $before(_: *const c_char) -> ExecFunction {
-            process::before_exec();
-            real_of!($name)
-        }
-    )*};
-}
-
-before_exec! {
-    before_execl: c"execl";
-    before_execle: c"execle";
-    before_execlp: c"execlp";
-}
+type RealFunction = *mut c_void;
 
 /// The stack pointer after a jump to this `jmp_buf`. libc stores it in a private, mangled form.
 fn stack_in(env: *const usize) -> usize {
@@ -50,7 +36,8 @@ fn stack_in(env: *const usize) -> usize {
 
 macro_rules! before_jump {
     ($($before:ident: $name:literal;)*) => {$(
-        extern "C" fn $before(env: *const usize) -> ExecFunction {
+        extern "C" fn $before(env: *const usize) -> RealFunction {
+            exec::withdraw();
             if crate::flow::waits::waiting().is_some() {
                 left::before_jump(stack_in(env));
             }
@@ -66,19 +53,19 @@ before_jump! {
     before_longjmp_chk: c"__longjmp_chk";
 }
 
-extern "C" fn before_clone(_: ExecFunction, _: ExecFunction, flags: c_int) -> ExecFunction {
+extern "C" fn before_clone(_: RealFunction, _: RealFunction, flags: c_int) -> RealFunction {
     if flags & libc::CLONE_VM == 0 {
         keep_errno(process::before_clone);
     }
     real_of!(c"clone")
 }
 
-extern "C" fn before_dprintf(fd: c_int) -> ExecFunction {
+extern "C" fn before_dprintf(fd: c_int) -> RealFunction {
     demoting::for_stdio(fd);
     real_of!(c"dprintf")
 }
 
-extern "C" fn before_dprintf_chk(fd: c_int) -> ExecFunction {
+extern "C" fn before_dprintf_chk(fd: c_int) -> RealFunction {
     demoting::for_stdio(fd);
     real_of!(c"__dprintf_chk")
 }
@@ -167,9 +154,6 @@ macro_rules! pass_on {
 
 pass_on! {
     clone => before_clone;
-    execl => before_execl;
-    execle => before_execle;
-    execlp => before_execlp;
     dprintf => before_dprintf;
     __dprintf_chk => before_dprintf_chk;
     longjmp => before_longjmp;

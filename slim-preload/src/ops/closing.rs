@@ -241,7 +241,7 @@ fn remove_number(
 
 /// Whether another process has the file that is under the flow's number `fd` here: a child that was forked while the connection was
 /// open. It is looked for under the same number, and under the standard numbers. True if /proc does not tell.
-fn is_held_elsewhere(f: &Flow, fd: c_int) -> bool {
+pub fn is_held_elsewhere(f: &Flow, fd: c_int) -> bool {
     let (mut held, mut tells) = (false, false);
     sys::for_each_process(|pid| {
         let has = |number: c_int| {

@@ -7,6 +7,7 @@ mod dying;
 mod early;
 mod ends;
 mod forgotten;
+mod handed;
 mod hostile;
 mod locators;
 mod many;

@@ -1,0 +1,242 @@
+// A process executes other programs, again and again, and each goes on with the same connection. Two programs; the case is in T_ARGS,
+// and whether connections break at all is in T_BREAKS. The client executes, or the server if the case begins with "s-".
+#include "t.h"
+#include <sys/syscall.h>
+
+extern char **environ;
+enum { CHUNK = 20000, STEPS = 12 };
+static char buf[CHUNK];
+static const char *kase, *self, *other;
+static int fd, l = -1, step;
+static volatile int over;
+
+static int is(const char *k) { return !strcmp(kase, k); }
+static int breaks(void) { return atoi(getenv("T_BREAKS")); }
+
+// Chunk number `n` of the bytes that the executing end receives (seed 1) or sends (seed 2).
+static void get_chunk(int f, int n, uint64_t seed) {
+    ssize_t r = full_recv(f, buf, CHUNK);
+    if (r != CHUNK)
+        line("chunk %d: received %zd %s", n, r, ename(errno));
+    else
+        verify(buf, (uint64_t)n * CHUNK, CHUNK, seed);
+}
+
+static void put_chunk(int f, int n, uint64_t seed) {
+    fill(buf, (uint64_t)n * CHUNK, CHUNK, seed);
+    if (full_send(f, buf, CHUNK)) line("chunk %d: send: %s", n, ename(errno));
+}
+
+// ---- the other end ----
+
+static void *break_often(void *none UNUSED) {
+    unsigned seed = getpid();
+    while (!over) {
+        ms(3 + rand_r(&seed) % 12);
+        break_if_wanted();
+    }
+    return NULL;
+}
+
+static void *put_all(void *chunks) {
+    static char b[CHUNK];
+    for (long n = 0; n < (long)chunks; n++) {
+        fill(b, (uint64_t)n * CHUNK, CHUNK, 1);
+        if (full_send(fd, b, CHUNK)) line("send: %s", ename(errno));
+    }
+    return NULL;
+}
+
+static void serve(int chunks) {
+    pthread_t breaker, sender;
+    if (is("chain")) pthread_create(&breaker, NULL, break_often, NULL);
+    pthread_create(&sender, NULL, put_all, (void *)(long)chunks);
+    for (int n = 0; n < chunks; n++) {
+        // Slowly, so that bytes of the other end wait when it executes a program.
+        if (is("chain") || is("before")) ms(4);
+        get_chunk(fd, n, 2);
+    }
+    pthread_join(sender, NULL);
+    over = 1;
+    if (is("chain")) pthread_join(breaker, NULL);
+    // The other end may break the connection, and then ends the stream.
+    line("%zd %s", recv(fd, buf, CHUNK, 0), "at the end");
+    meet();
+    close(fd);
+}
+
+// ---- the end that executes ----
+
+static void exchange(void) {
+    get_chunk(fd, step, 1);
+    put_chunk(fd, step, 2);
+}
+
+static char **without(const char *name) {
+    static char *env[1000];
+    int n = 0;
+    for (char **e = environ; *e && n < 990; e++)
+        if (strncmp(*e, name, strlen(name))) env[n++] = *e;
+    env[n] = NULL;
+    return env;
+}
+
+// Executes a program that goes on with the next step. Returns if that fails.
+static void go(const char *path, char **env, int how) {
+    char number[3][12];
+    sprintf(number[0], "%d", step + 1);
+    sprintf(number[1], "%d", fd);
+    char role[2] = {t_role, 0};
+    char *args[] = {(char *)self, role, number[0], number[1], (char *)other, NULL};
+    char *name = strrchr(path, '/') + 1;
+    char dir[PATH_MAX] = "";
+    memcpy(dir, path, name - path);
+    fcntl(t_sync, F_SETFD, 0);
+    int at;
+    switch (how) {
+    case 0: execv(path, args); break;
+    case 1: execve(path, args, env); break;
+    case 2:
+        setenv("PATH", dir, 1);
+        execvp(name, args);
+        break;
+    case 3:
+        setenv("PATH", "/nowhere:/etc", 1);
+        execvpe(path, args, env);
+        break;
+    case 4: fexecve(open(path, O_RDONLY | O_CLOEXEC), args, env); break;
+    case 5:
+        at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        execveat(at, name, args, env, 0);
+        break;
+    case 6: syscall(SYS_execve, path, args, env); break;
+    case 7: syscall(SYS_execveat, AT_FDCWD, path, args, env, 0); break;
+    case 8: execl(path, args[0], args[1], args[2], args[3], args[4], NULL); break;
+    case 9:
+        setenv("PATH", dir, 1);
+        execlp(name, args[0], args[1], args[2], args[3], args[4], NULL);
+        break;
+    case 10: execle(path, args[0], args[1], args[2], args[3], args[4], NULL, env); break;
+    }
+}
+
+static void ended(pid_t p, const char *what) {
+    int st = -1;
+    MUST(waitpid(p, &st, 0));
+    line("%s: exit %d", what, WEXITSTATUS(st));
+}
+
+static void failures(void) {
+    char *args[] = {"x", NULL}, *huge[] = {"x", calloc(1, 300000), NULL};
+    memset(huge[1], 'x', 299999);
+    R(execv("/none", args));
+    break_if_wanted();
+    R(execvp("slim-none", args));
+    R(execv("/etc/passwd", args));
+    R(execv("/", args));
+    R(execve(self, huge, environ));
+    break_if_wanted();
+    R(execvp(self, huge));
+    R(execve((char *)8, args, environ));
+    R(execve(self, (char **)8, environ));
+    R(execve(self, args, (char **)8));
+    R(fexecve(-1, args, environ));
+    free(huge[1]);
+}
+
+static void children(void) {
+    char *args[] = {"true", NULL};
+    pid_t p = fork();
+    if (!p) execv("/bin/true", args), _exit(9);
+    ended(p, "fork");
+    p = vfork();
+    if (!p) execv("/bin/true", args), _exit(9);
+    ended(p, "vfork");
+    MUST(posix_spawn(&p, "/bin/true", NULL, NULL, args, environ) ? -1 : 0);
+    ended(p, "spawn");
+    line("system %d", system("true"));
+}
+
+static void *read_for_ever(void *none UNUSED) {
+    char b;
+    recv(fd, &b, 1, MSG_PEEK);
+    pause();
+    return NULL;
+}
+
+// Numbers that the application has not opened: none may be left in a program without SLIM.
+static void strangers(void) {
+    int n = 0;
+    for (int i = fd + 1; i < 70000; i++) n += i != t_sync && fcntl(i, F_GETFD) >= 0;
+    line("%d strange descriptors", n);
+}
+
+static void execute(void) {
+    int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
+    if (step) line("step %d", step);
+    if (step && (is("after") || is("names") || is("children") || is("two"))) break_if_wanted();
+    if (step == 1 && (!strncmp(kase, "static", 6) || is("without"))) strangers();
+    if (step == 1 && is("two")) {
+        line("close on exec %d", fcntl(71, F_GETFD));
+        close(fd);
+        fd = 70;
+    }
+    exchange();
+    if (step == last) {
+        if (is("two")) break_if_wanted();
+        R(close(fd));
+        meet();
+        return;
+    }
+    if (is("failures")) failures();
+    if (is("children") && !step) children();
+    if (is("child-keeps") && !step) {
+        pid_t p = fork();
+        if (!p) ms(300), _exit(0);
+    }
+    if (is("threads")) {
+        pthread_t t;
+        pthread_create(&t, NULL, read_for_ever, NULL);
+        ms(20);
+    }
+    if (is("two") && !step) {
+        MUST(dup2(fd, 70));
+        MUST(fcntl(fd, F_DUPFD_CLOEXEC, 71));
+    }
+    if (is("before")) break_if_wanted();
+    if (is("without") && !step)
+        go(self, without("LD_PRELOAD="), 1);
+    else if (is("off") && !step) {
+        putenv("SLIM=off");
+        go(self, NULL, 0);
+    } else if (!strncmp(kase, "static", 6))
+        go(other, NULL, 0);
+    else if (is("names"))
+        go(self, environ, step);
+    else
+        go(self, NULL, 0);
+    line("exec: %s", ename(errno));
+}
+
+int main(int argc, char **argv) {
+    self = argv[0];
+    begin_pair(argc, argv, 60);
+    kase = getenv("T_ARGS");
+    int executes = is_server() == !strncmp(kase, "s-", 2);
+    if (!strncmp(kase, "s-", 2)) kase += 2;
+    other = strchr(kase, '/') ? strchr(kase, '/') : self;
+    if (argc > 3) {
+        step = atoi(argv[2]);
+        fd = atoi(argv[3]);
+        execute();
+        return 0;
+    }
+    fd = pair_up(&l);
+    if (l >= 0) close(l);
+    if (executes)
+        execute();
+    else
+        serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));
+    (void)breaks;
+    return 0;
+}

@@ -1,0 +1,74 @@
+//! Programs that execute other programs, which go on with the same connections.
+
+mod common;
+
+use common::breaks::unnoticed;
+use common::{Program, compile};
+
+#[test]
+fn connections_break_at_any_moment_of_many_execs() {
+    unnoticed("executes", &["chain", "s-chain"], 1);
+}
+
+#[test]
+fn connections_break_just_before_and_after_an_exec() {
+    unnoticed("executes", &["before", "s-before", "after", "s-after"], 1);
+}
+
+#[test]
+fn all_functions_that_execute_a_program() {
+    unnoticed("executes", &["names"], 1);
+}
+
+#[test]
+fn an_exec_that_fails_changes_nothing() {
+    unnoticed("executes", &["failures", "s-failures"], 1);
+}
+
+#[test]
+fn children_other_numbers_and_threads() {
+    unnoticed(
+        "executes",
+        &["children", "two", "threads", "child-keeps"],
+        1,
+    );
+}
+
+#[test]
+fn a_program_without_the_library_has_a_plain_connection_and_no_descriptors_of_slim() {
+    unnoticed("executes", &["without", "s-without", "off"], 1);
+    let other = compile("executes", &["-static"]);
+    unnoticed("executes", &[&format!("static {}", other.display())], 1);
+}
+
+/// The library says so once, and the program runs with a new session.
+#[test]
+fn what_was_left_by_another_version_or_process_is_not_taken() {
+    let program = compile("left", &[]);
+    let own = env!("CARGO_PKG_VERSION");
+    for (kind, version, says) in [
+        ("damaged", own, "damaged"),
+        ("cut", own, "damaged"),
+        ("format", own, "another version of SLIM"),
+        ("version", "0.0.0", "another version of SLIM"),
+        ("child", own, ""),
+    ] {
+        let run = Program::new(&program).args([kind, version]);
+        let outcome = run.preloaded(true).run();
+        // The socket was not named in the damaged file.
+        let socket = if kind == "damaged" { 0 } else { -1 };
+        let want = format!(
+            "fcntl(NUMBER, F_GETFD) = -1 EBADF\nthe socket: {socket}\na connection: ping, pong\n"
+        );
+        assert_eq!(outcome.stdout, want, "{kind}");
+        assert!(outcome.ok(), "{kind}: {outcome:?}");
+        let lines = usize::from(!says.is_empty());
+        assert_eq!(
+            outcome.stderr.lines().count(),
+            lines,
+            "{kind}: {}",
+            outcome.stderr
+        );
+        assert!(outcome.stderr.contains(says), "{kind}: {}", outcome.stderr);
+    }
+}

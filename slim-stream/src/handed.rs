@@ -1,0 +1,154 @@
+//! A stream that goes over to the next program, when a process executes one.
+
+use slim_core::saved::Saved;
+
+use crate::receive_half::ReceiveHalf;
+use crate::stream::Stream;
+
+/// A stream at one moment.
+pub struct HandedStream {
+    received: u64,
+    peer_final: Option<u64>,
+    local_final: Option<u64>,
+    /// Position of the first byte in `kept`.
+    kept_from: u64,
+    /// The bytes that the peer may not have, and one before them if it is known.
+    kept: Vec<u8>,
+    /// Bytes that the peer has for certain.
+    acked: u64,
+    receiving: ReceiveHalf,
+}
+
+impl HandedStream {
+    /// The stream now. `None` while a call is inside that sends.
+    pub fn of(stream: &Stream, receiving: &ReceiveHalf) -> Option<Self> {
+        if stream.is_relayed() {
+            return None;
+        }
+        let (acked, kept_from, kept) = stream.try_with_half(|half| {
+            let acked = half.replay.start();
+            // The replay buffer has one byte more, unless that one was skipped.
+            let before = acked.checked_sub(1);
+            let before = before.filter(|at| half.replay.chunk_at(*at).is_ok());
+            let from = before.unwrap_or(acked);
+            let mut kept = Vec::with_capacity(half.replay.len() + 1);
+            while let Ok(Some(piece)) = half.replay.chunk_at(from + kept.len() as u64) {
+                kept.extend(piece);
+            }
+            (acked, from, kept)
+        })?;
+        Some(HandedStream {
+            received: stream.received(),
+            peer_final: stream.peer_final(),
+            local_final: stream.local_final(),
+            kept_from,
+            kept,
+            acked,
+            receiving: receiving.handed(),
+        })
+    }
+
+    /// Sets a stream that has just been made to this state. Returns the receiving half.
+    pub fn restore(self, stream: &Stream) -> ReceiveHalf {
+        stream.set_received(self.received);
+        if let Some(end) = self.peer_final {
+            stream.set_peer_final(end);
+        }
+        if let Some(end) = self.local_final {
+            stream.end_at(end);
+        }
+        stream.with_half(|half| {
+            half.replay.skip_to(self.kept_from);
+            half.replay.push(&self.kept);
+            half.replay.trim(self.acked.min(half.replay.end()));
+        });
+        self.receiving
+    }
+}
+
+impl Saved for HandedStream {
+    fn save(&self, out: &mut Vec<u8>) {
+        self.received.save(out);
+        (self.peer_final, self.local_final).save(out);
+        (self.kept_from, self.acked).save(out);
+        self.kept.save(out);
+        self.receiving.save(out);
+    }
+
+    fn load(from: &mut &[u8]) -> Option<Self> {
+        let received = Saved::load(from)?;
+        let (peer_final, local_final) = Saved::load(from)?;
+        let (kept_from, acked) = Saved::load(from)?;
+        Some(HandedStream {
+            received,
+            peer_final,
+            local_final,
+            kept_from,
+            acked,
+            kept: Saved::load(from)?,
+            receiving: Saved::load(from)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn through_bytes(handed: &HandedStream) -> HandedStream {
+        let mut bytes = Vec::new();
+        handed.save(&mut bytes);
+        for len in 0..bytes.len() {
+            assert!(HandedStream::load(&mut &bytes[..len]).is_none());
+        }
+        HandedStream::load(&mut &bytes[..]).unwrap()
+    }
+
+    #[test]
+    fn counters_copies_and_stash_come_over() {
+        let (old, mut half) = (Stream::new(), ReceiveHalf::new(true));
+        old.renew();
+        old.add_received(70);
+        old.set_peer_final(90);
+        half.stash.push(b"unread").unwrap();
+        old.with_half(|half| {
+            half.replay.push(b"0123456789");
+            half.replay.trim(4);
+        });
+        let handed = HandedStream::of(&old, &half).unwrap();
+        let new = Stream::new();
+        new.renew();
+        let half = through_bytes(&handed).restore(&new);
+        assert_eq!((new.received(), new.sent()), (70, 10));
+        assert_eq!((new.peer_final(), new.local_final()), (Some(90), None));
+        let (mut stash, mut kept) = (vec![0; half.stash.len()], Vec::new());
+        half.stash.peek(0, &mut stash);
+        assert_eq!(stash, b"unread");
+        assert!(half.dialled() && !half.has_moved());
+        // One acknowledged byte comes over, too.
+        let all = new.replay(3, &mut |piece| {
+            kept.extend(piece);
+            piece.len()
+        });
+        assert_eq!((all, &kept[..]), (Ok(10), &b"3456789"[..]));
+        assert!(new.replay(2, &mut |_| 0).is_err());
+    }
+
+    #[test]
+    fn a_stream_that_has_sent_nothing_comes_over() {
+        let (old, half) = (Stream::new(), ReceiveHalf::new(false));
+        old.renew();
+        let new = Stream::new();
+        new.renew();
+        through_bytes(&HandedStream::of(&old, &half).unwrap()).restore(&new);
+        assert_eq!((new.received(), new.sent()), (0, 0));
+    }
+
+    #[test]
+    fn nothing_is_handed_over_while_a_call_sends() {
+        let stream = Stream::new();
+        stream.lock_half();
+        assert!(HandedStream::of(&stream, &ReceiveHalf::new(true)).is_none());
+        stream.unlock_half();
+    }
+}
