@@ -98,6 +98,11 @@ fn mpich_5_one_by_one() {
     one_by_one(Flavor::Mpich5, 4, 1);
 }
 
+#[test]
+fn intel_mpi_one_by_one() {
+    one_by_one(Flavor::Intel, 4, 1);
+}
+
 /// Kills all connections of the ranks at once, many times.
 fn all_at_once(flavor: Flavor, ranks: usize, few: usize) {
     let ms = Duration::from_millis;
@@ -214,6 +219,12 @@ fn mpich_5_with_its_daemons() {
     everything(Flavor::Mpich5);
 }
 
+/// A daemon of Intel MPI connects to the launcher and then executes another program, which goes on with the connection.
+#[test]
+fn intel_mpi_with_its_daemons() {
+    everything(Flavor::Intel);
+}
+
 /// Seconds of work of a bare run, enough for all kills.
 const BARE_WORK: u64 = 6;
 
@@ -263,6 +274,11 @@ fn mpich_4_without_slim_does_not_finish() {
 #[test]
 fn mpich_5_without_slim_does_not_finish() {
     bare_does_not(Flavor::Mpich5);
+}
+
+#[test]
+fn intel_mpi_without_slim_does_not_finish() {
+    bare_does_not(Flavor::Intel);
 }
 
 /// Without faults a bare run finishes, so the faults are what ends it.

@@ -44,6 +44,12 @@ fn mpich_5_daemons_and_ranks_have_the_library() {
 }
 
 #[test]
+fn intel_mpi_daemons_and_ranks_have_the_library() {
+    let test = "intel_mpi_daemons_and_ranks_have_the_library";
+    everything_has_the_library(test, Flavor::Intel, &MPICH);
+}
+
+#[test]
 fn hydras_file_with_options_names_the_agent() {
     let test = "hydras_file_with_options_names_the_agent";
     for flavor in [Flavor::Mpich4, Flavor::Mpich5] {
@@ -72,6 +78,7 @@ fn arguments_of_the_program_reach_it_unchanged() {
         Flavor::OpenMpi5,
         Flavor::Mpich4,
         Flavor::Mpich5,
+        Flavor::Intel,
     ] {
         let mpi = match Mpi::find(flavor) {
             Ok(mpi) => mpi,

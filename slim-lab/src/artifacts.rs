@@ -100,6 +100,23 @@ pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
     build(compiler, &[], place, &source.with_extension(""), source)
 }
 
+/// [`compile`], with these variables for the compiler (`NAME=VALUE`).
+pub fn compile_with(
+    variables: &[&str],
+    compiler: &str,
+    place: &str,
+    source: &Path,
+) -> Result<PathBuf> {
+    let words = [variables, &[compiler]].concat();
+    build(
+        Path::new("env"),
+        &words,
+        place,
+        &source.with_extension(""),
+        source,
+    )
+}
+
 /// Builds a shared library for `LD_PRELOAD` in the same way.
 pub fn compile_library(place: &str, source: &Path) -> Result<PathBuf> {
     let name = source.with_extension("so");

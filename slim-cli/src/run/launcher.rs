@@ -22,7 +22,7 @@ pub enum Launcher {
 /// Launchers that are recognised and refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// `mpiexec` of Intel MPI (hydra with its own bootstrap).
+    /// `mpiexec` of another Intel MPI than 2021.
     Intel,
     /// An Open MPI of an untested series.
     OtherOpenMpi,
@@ -111,7 +111,7 @@ fn by_version(program: &str, text: &str) -> Launcher {
 pub fn not_yet(what: Foreign, command: &str, preload: &str) -> String {
     let (name, by_hand) = match what {
         Foreign::Intel => (
-            "Intel MPI",
+            "this Intel MPI (only 2021 is)",
             format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
         ),
         Foreign::OtherOpenMpi => (
@@ -138,7 +138,7 @@ mod tests {
             ("mpirun (Open MPI) 3.1.6", Foreign::OtherOpenMpi),
             ("mpirun (Open MPI) 6.0.0a1", Foreign::OtherOpenMpi),
             (
-                "Intel(R) MPI Library for Linux* OS, Version 2021.10",
+                "Intel(R) MPI Library for Linux* OS, Version 2019 Update 9",
                 Foreign::Intel,
             ),
             ("", Foreign::Unknown),

@@ -304,6 +304,7 @@ mod tests {
     const OMPI4: &str = "(Open MPI) 4.1.4";
     const OMPI5: &str = "(Open MPI) 5.0.11";
     const HYDRA: &str = "HYDRA build details:";
+    const INTEL: &str = "Intel(R) MPI Library for Linux* OS, Version 2021.17";
 
     fn syntax(version: &str) -> &'static Syntax {
         if version == SRUN {
@@ -419,13 +420,17 @@ mod tests {
 
     #[test]
     fn every_option_in_hydras_help_is_known() {
-        for flavor in [Flavor::Mpich4, Flavor::Mpich5] {
+        for (flavor, mpi) in [
+            (Flavor::Mpich4, HYDRA),
+            (Flavor::Mpich5, HYDRA),
+            (Flavor::Intel, INTEL),
+        ] {
             let text = help("every_option_in_hydras_help_is_known", flavor, &["-help"]);
             let text = text.unwrap_or_default();
             let mut count = 0;
             for (option, _) in options_of_help(&text) {
-                let role = syntax(HYDRA).role(without_dashes(option.as_ref()).unwrap());
-                assert!(role.is_some(), "{option}");
+                let role = syntax(mpi).role(without_dashes(option.as_ref()).unwrap());
+                assert!(role.is_some(), "{flavor}: {option}");
                 count += 1;
             }
             assert!(text.is_empty() || count > 40, "{count} options");

@@ -8,6 +8,7 @@ pub mod entry;
 mod export_list;
 pub mod hosts;
 mod hydra;
+mod intel;
 pub mod launcher;
 mod line;
 mod means;

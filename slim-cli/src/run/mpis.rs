@@ -2,17 +2,19 @@
 
 use super::entry::MpiEntry;
 use super::hydra::MPICH;
+use super::intel::INTEL_MPI;
 use super::openmpi::{OPEN_MPI_4, OPEN_MPI_5, PRRTE, PRRTE_DVM, PRRTE_RUN};
 use super::srun::SLURM;
 
 /// All of them. The first whose program, mark and version fit is taken.
-pub const ALL: [&MpiEntry; 7] = [
+pub const ALL: [&MpiEntry; 8] = [
     &OPEN_MPI_4,
     &OPEN_MPI_5,
     &PRRTE_DVM,
     &PRRTE_RUN,
     &PRRTE,
     &MPICH,
+    &INTEL_MPI,
     &SLURM,
 ];
 
@@ -51,7 +53,14 @@ mod tests {
             ("mpirun (Open MPI) 3.1.6", None),
             ("mpirun (Open MPI) 6.0.0a1", None),
             ("HYDRA build details:\n Version: 4.0.2", Some("MPICH")),
-            ("Intel(R) MPI Library for Linux* OS, Version 2021.10", None),
+            (
+                "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build",
+                Some("Intel MPI"),
+            ),
+            (
+                "Intel(R) MPI Library for Linux* OS, Version 2019 Update 9",
+                None,
+            ),
             ("", None),
         ] {
             assert_eq!(name(text), want, "{text}");

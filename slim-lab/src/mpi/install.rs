@@ -30,6 +30,9 @@ pub enum Flavor {
     /// MPICH 5.0, from such a wheel. It moves its messages by UCX.
     #[strum(to_string = "MPICH 5.0")]
     Mpich5,
+    /// Intel MPI, from such a wheel. It descends from MPICH, and moves its messages by libfabric.
+    #[strum(to_string = "Intel MPI")]
+    Intel,
 }
 
 impl Flavor {
@@ -50,12 +53,14 @@ impl Flavor {
             Flavor::Mpich => "mpich",
             Flavor::Mpich4 => "mpich4",
             Flavor::Mpich5 => "mpich5",
+            Flavor::Intel => "impi",
         }
     }
 
-    /// Whether its launcher is MPICH's.
+    /// Whether it is MPICH, or descends from it: the launcher is hydra.
     pub fn is_mpich(self) -> bool {
-        matches!(self, Flavor::Mpich | Flavor::Mpich4 | Flavor::Mpich5)
+        use Flavor::{Intel, Mpich, Mpich4, Mpich5};
+        matches!(self, Mpich | Mpich4 | Mpich5 | Intel)
     }
 }
 
@@ -87,13 +92,22 @@ impl Mpi {
                     prefix: None,
                 })
             }
-            Flavor::OpenMpi5 | Flavor::OpenMpi5Components | Flavor::Mpich4 | Flavor::Mpich5 => {
+            Flavor::OpenMpi5
+            | Flavor::OpenMpi5Components
+            | Flavor::Mpich4
+            | Flavor::Mpich5
+            | Flavor::Intel => {
                 let name = match flavor {
                     Flavor::OpenMpi5Components => "openmpi5",
                     wheel => wheel.word(),
                 };
                 let prefix = cache_dir().join(name);
-                let mpirun = first([prefix.join("bin/mpirun")], hint)?;
+                // Intel's `mpirun` is a script around this.
+                let launcher = match flavor {
+                    Flavor::Intel => "bin/mpiexec.hydra",
+                    _ => "bin/mpirun",
+                };
+                let mpirun = first([prefix.join(launcher)], hint)?;
                 let mpicc = first([prefix.join("bin/mpicc")], hint)?;
                 Ok(Mpi {
                     flavor,
@@ -127,7 +141,15 @@ impl Mpi {
     /// Builds a C program with this MPI's compiler, unless the program is newer than its source.
     /// Returns the path of the program.
     pub fn build(&self, source: &Path) -> Result<PathBuf> {
-        artifacts::compile(&self.mpicc, self.flavor.word(), source)
+        let place = self.flavor.word();
+        match (self.flavor, &self.prefix) {
+            (Flavor::Intel, Some(prefix)) => {
+                let root = format!("I_MPI_ROOT={}", prefix.display());
+                let compiler = self.mpicc.display().to_string();
+                artifacts::compile_with(&[&root], &compiler, place, source)
+            }
+            _ => artifacts::compile(&self.mpicc, place, source),
+        }
     }
 
     /// The directory with the byte-transfer component for this MPI, built now; the reason if it cannot be built or loaded.

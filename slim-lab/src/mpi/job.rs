@@ -91,7 +91,8 @@ pub fn tcp_environment(lab: &Lab, mpi: &Mpi) -> Vec<(String, String)> {
     if mpi.flavor().is_mpich() {
         let device = ("UCX_NET_DEVICES".to_owned(), lab.node(0).interface(0));
         let all = BY_TCP.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        return all.into_iter().chain([device]).collect();
+        let all = all.into_iter().chain([device]);
+        return all.chain(intel_environment(mpi)).collect();
     }
     let options = by_tcp(&lab.subnet(0));
     let parameters = options.windows(3).filter(|words| words[0] == "--mca");
@@ -99,9 +100,39 @@ pub fn tcp_environment(lab: &Lab, mpi: &Mpi) -> Vec<(String, String)> {
     parameters.map(variable).collect()
 }
 
-/// [`placement`] for MPICH's launcher, hydra.
+/// Variables by which Intel MPI finds itself and its transports, and without which it uses shared memory. They go to the other nodes
+/// with all variables of the launcher.
+fn intel_environment(mpi: &Mpi) -> Vec<(String, String)> {
+    let Some(prefix) = mpi
+        .prefix
+        .as_ref()
+        .filter(|_| mpi.flavor() == Flavor::Intel)
+    else {
+        return Vec::new();
+    };
+    let lib = prefix.join("lib").display().to_string();
+    [
+        ("I_MPI_ROOT", prefix.display().to_string()),
+        ("I_MPI_FABRICS", "ofi".into()),
+        ("FI_PROVIDER_PATH", lib.clone()),
+        ("LD_LIBRARY_PATH", lib),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+/// [`placement`] for MPICH's launcher, hydra. Intel's takes no number of slots after the name of a host.
 fn hydra_placement(nodes: &[Node], ranks: usize) -> Vec<String> {
-    let words = ["-hosts", &hosts(nodes, ranks), "-n", &ranks.to_string()];
+    let slots = ranks.div_ceil(nodes.len());
+    let hosts = hosts(nodes, ranks);
+    let words = [
+        "-hosts",
+        &hosts,
+        "-ppn",
+        &slots.to_string(),
+        "-n",
+        &ranks.to_string(),
+    ];
     words.map(str::to_owned).to_vec()
 }
 
