@@ -11,7 +11,10 @@ use common::{
 };
 use slim_lab::{
     Lab, SeededRng, artifacts,
-    faults::destroy::{self, Amount, Selector},
+    faults::{
+        destroy::{self, Amount, Selector},
+        link,
+    },
     output::Running,
     skip::skip,
 };
@@ -267,4 +270,38 @@ fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
     let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
     assert!(took, "{:?} {}", client.lines(), Events::read(&lab));
     println!("{:?}", client.lines().last().map(|l| l.text.clone()));
+}
+
+/// The host that has got another address only waits for the other one, which cannot know the new address. The waiting host would have to notice
+/// that its address is gone; today it does so when it sends, or when the kernel gives the connection up (some minutes).
+#[test]
+#[ignore = "a known limit: README, section Addresses"]
+fn a_renumbered_host_that_only_waits_is_found() {
+    let Some(lab) = lab_with_python("waits", 1) else {
+        return;
+    };
+    let run = |node: usize, program: &str, args: &[&str]| {
+        let mut command: Command = lab.node(node).command("/usr/bin/python3");
+        command.args(["-c", program]).args(args);
+        let preload = artifacts::preload().expect("the preload library");
+        command.env("LD_PRELOAD", preload);
+        command.env("SLIM_EVENTS", events_dir(&lab).join("%h.%p.jsonl"));
+        Running::start(command).expect("start a program")
+    };
+    let server = run(1, ECHO, &["10.77.0.2"]);
+    assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
+    let go_on = lab.dir().join("go-on");
+    let client = run(
+        0,
+        LATER,
+        &["10.77.0.2", "10.77.0.1", go_on.to_str().expect("a path")],
+    );
+    assert!(client.wait_line(Duration::from_secs(20), |l| l == "BEGUN"));
+    let live = || Events::read(&lab).of_kind("live").count() == 2;
+    assert!(eventually(Duration::from_secs(2), live), "no session");
+    let new = lab.spare_address(0, 0).expect("an address");
+    link::renumber(lab.node(1), 0, new).expect("renumber");
+    std::fs::write(&go_on, "").expect("write a file");
+    let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
+    assert!(took, "{:?} {}", client.lines(), Events::read(&lab));
 }
