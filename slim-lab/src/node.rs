@@ -26,8 +26,9 @@ use crate::{Error, Netns, Process, Result, netns::checked};
 /// The script of a node's holder. It sets its namespaces up, prints `ready`, and waits for the end of
 /// its standard input. If the lab is dropped, the word `over` comes first. If the lab's process dies
 /// there is no such word, and the holder also removes the lab's files. In both cases the holder kills
-/// the processes that still run in the node. (The parent-death signal would not do: it is sent when
-/// the *thread* that started the child ends.)
+/// the processes that still run in the node. It does so three times: a process that the lab's process has
+/// forked just before it died may enter the node a moment later. (The parent-death signal would not do: it
+/// is sent when the *thread* that started the child ends.)
 const HOLDER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -37,14 +38,17 @@ mount -t tmpfs -o mode=1777 shm /dev/shm
 mount --bind "$2" /etc/hosts
 echo "$1" > /proc/sys/kernel/hostname
 ip link set lo up
-echo ready
+# The lab's process may be dead already.
+trap '' PIPE
 set +e
+echo ready
 read -r end
 for round in 1 2 3; do
   for dir in /proc/[0-9]*; do
     pid=${dir#/proc/}
     [ "$pid" != $$ ] && [ "$dir/ns/net" -ef /proc/$$/ns/net ] && kill -9 "$pid" 2>/dev/null
   done
+  [ "$end" = over ] || sleep 0.3
 done
 [ "$end" = over ] || rm -rf "${2%/*}"
 "#;
