@@ -272,10 +272,8 @@ fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
     println!("{:?}", client.lines().last().map(|l| l.text.clone()));
 }
 
-/// The host that has got another address only waits for the other one, which cannot know the new address. The waiting host would have to notice
-/// that its address is gone; today it does so when it sends, or when the kernel gives the connection up (some minutes).
+/// The host that has got another address only waits for the other one, which cannot know the new address.
 #[test]
-#[ignore = "a known limit: README, section Addresses"]
 fn a_renumbered_host_that_only_waits_is_found() {
     let Some(lab) = lab_with_python("waits", 1) else {
         return;

@@ -1,5 +1,6 @@
 //! The addresses where peers can reach this process.
 
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
 use slim_core::wire::MAX_ADDRS;
@@ -33,7 +34,7 @@ impl Driver {
         if self.addresses != addresses {
             self.log
                 .info(|| format!("own addresses are now {:?}", addresses.0));
-            self.addresses.clone_from(&addresses);
+            let before = mem::replace(&mut self.addresses, addresses.clone());
             self.endpoint.set_addrs(addresses.0, addresses.1);
             let (endpoint, announced) = (&self.endpoint, &self.addresses.0);
             if self.control.is_networked() {
@@ -41,6 +42,14 @@ impl Driver {
                     |ip: IpAddr| announced.contains(&ip) || endpoint.has_flow_at(|at| at == ip);
                 self.control.leave(has);
                 self.serve_announced();
+            }
+            let now = self.now();
+            let gone = before.0.into_iter();
+            for ip in gone
+                .filter(|ip| !self.addresses.0.contains(ip))
+                .collect::<Vec<_>>()
+            {
+                self.endpoint.address_gone(now, ip);
             }
         }
     }

@@ -171,6 +171,19 @@ impl Endpoint {
         };
     }
 
+    /// This host no longer has the address. Live flows with a connection there get a new one: the peer cannot know another address of this
+    /// host, and a flow that only waits would never notice.
+    pub fn address_gone(&mut self, now: Time, ip: IpAddr) {
+        let here = |token: &FlowToken| {
+            self.watched(*token)
+                .is_some_and(|(_, local, _)| local == ip)
+        };
+        let all: Vec<FlowToken> = self.flows.keys().copied().filter(here).collect();
+        for token in all {
+            self.suspect(now, token);
+        }
+    }
+
     /// The flow has sent bytes lately, and does not wait, unless [`quiet`](Self::quiet) is called next. Returns by how many paths its
     /// peer may be reached: 0 if a silent path is not looked for, because the flow is not live, or the peer is on this host.
     pub fn in_use(&mut self, now: Time, token: FlowToken) -> usize {

@@ -249,6 +249,18 @@ fn peers_on_this_host_and_flows_without_a_session_are_not_asked() {
 }
 
 #[test]
+fn flows_leave_an_address_that_this_host_has_lost() {
+    let mut pair = Pair::live();
+    pair.ends[A].address_gone(pair.now, second());
+    pair.run();
+    assert!(pair.connects(A).is_empty());
+    pair.ends[A].set_addrs(vec![IpAddr::from([10, 0, 0, 9])], Vec::new());
+    pair.ends[A].address_gone(pair.now, addrs()[A].ip());
+    pair.run();
+    assert_eq!((pair.connects(A).len(), installs(&pair)), (1, 1));
+}
+
+#[test]
 fn paths_that_are_not_in_use_are_forgotten() {
     let mut pair = two_paths();
     let before = pair.ends[A].tables().past;
