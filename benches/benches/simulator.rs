@@ -18,6 +18,8 @@ mod kinds;
 mod net;
 #[path = "../../slim-core/tests/sim/node.rs"]
 mod node;
+#[path = "../../slim-core/tests/sim/offset.rs"]
+mod offset;
 #[path = "../../slim-core/tests/sim/stats.rs"]
 mod stats;
 #[path = "../../slim-core/tests/sim/tcp.rs"]
