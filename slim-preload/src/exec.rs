@@ -124,7 +124,7 @@ fn announce() {
 /// Leaves these flows for the next program. Those that have to wait too long, or cannot be handed over, become plain TCP.
 fn hand_over(mut kept: Vec<KeptFlow>) {
     let begun = Instant::now();
-    kept.retain(|flow| may_be_handed(flow) || demote(flow, begun));
+    kept.retain(|flow| may_be_handed(flow) || demote(flow, begun + demoting::PATIENCE));
     announce();
     while !kept.is_empty() {
         let limit = begun + demoting::PATIENCE;
