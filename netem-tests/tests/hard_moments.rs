@@ -4,7 +4,9 @@
 mod common;
 
 use std::{
+    collections::HashMap,
     fs,
+    net::SocketAddr,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -12,7 +14,7 @@ use std::{
 
 use common::{
     events::Events,
-    jobs::{Bench, Slim, given_up},
+    jobs::{Bench, PROGRAM, Slim, given_up},
     kills::{Killed, Kills, Tally},
     soak,
 };
@@ -20,6 +22,7 @@ use slim_lab::{
     Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
+        diag::Direction,
         flush::{self, Forgotten},
         link, nft,
     },
@@ -41,21 +44,45 @@ fn finished(outcome: &Outcome) -> Result<Progress, String> {
     }
 }
 
-/// Kills one connection after the other, those of launcher and daemons included, until `enough` says so.
+/// A connection is protected once both ends have agreed on a session (README, "New connections"). That takes about a millisecond, and longer where
+/// many processes start at once.
+const AGREED: Duration = Duration::from_millis(25);
+
+/// Kills one connection after the other, of those that `pick` selects, until `enough` says so. Each has been seen for
+/// `age` when it is killed.
 fn kill_until(
     lab: &Lab,
     rng: &mut SeededRng,
     gap: (Duration, Duration),
+    (pick, age): (Selector, Duration),
     mut enough: impl FnMut() -> bool,
 ) -> Killed {
     let (mut killed, start) = (Killed::default(), Instant::now());
+    let mut seen: HashMap<(SocketAddr, SocketAddr), Instant> = HashMap::new();
     while !enough() && start.elapsed() < LIMIT {
         let node = lab.node(rng.below(lab.nodes().len()));
-        let pick = Selector::between_hosts();
-        let report = destroy::destroy(node.net(), &pick, Amount::One, rng);
-        let connections = report.expect("destroy connections").connections.len();
-        killed.times += usize::from(connections > 0);
-        killed.connections += connections;
+        let mut old = Vec::new();
+        for c in destroy::list(node.net(), &pick).expect("list connections") {
+            if seen
+                .entry((c.local, c.remote))
+                .or_insert_with(Instant::now)
+                .elapsed()
+                >= age
+            {
+                // The port of the end that has connected names the connection.
+                old.push(match c.direction {
+                    Direction::Outgoing => c.local.port(),
+                    Direction::Incoming => c.remote.port(),
+                });
+            }
+        }
+        if !old.is_empty() {
+            let pick = pick.clone().port(old[rng.below(old.len())]);
+            let report = destroy::destroy(node.net(), &pick, Amount::One, rng);
+            let connections = report.expect("destroy connections").connections.len();
+            killed.times += usize::from(connections > 0);
+            killed.connections += connections;
+        }
         thread::sleep(rng.between(gap.0, gap.1));
     }
     killed
@@ -98,19 +125,32 @@ fn survives(
 /// From the start of the launcher until the ranks work: daemons start, ranks start, and all of them connect.
 fn during_init(lab: &Lab, job: &mut Started<'_>, rng: &mut SeededRng) -> Killed {
     let works = |line: &str| Progress::parse(line).is_some();
-    let killed = kill_until(lab, rng, (5 * MS, 30 * MS), || {
-        job.running().wait_line(Duration::ZERO, works) || !job.running().is_running()
-    });
+    let killed = kill_until(
+        lab,
+        rng,
+        (5 * MS, 30 * MS),
+        (Selector::between_hosts(), AGREED),
+        || job.running().wait_line(Duration::ZERO, works) || !job.running().is_running(),
+    );
     fs::remove_file(go_on(lab)).expect("remove a file");
     killed
 }
 
-/// From the last round of the program to the end of the job: ranks leave MPI, daemons and launcher end.
+/// From the last rounds of the program to the end of the job: ranks leave MPI. That takes only some milliseconds, so the kills begin a
+/// little before.
 fn during_finalize(lab: &Lab, job: &mut Started<'_>, rng: &mut SeededRng) -> Killed {
     let works = job.wait_working(Duration::from_secs(30));
     assert!(works, "{:?}", job.running().lines());
-    fs::remove_file(go_on(lab)).expect("remove a file");
-    kill_until(lab, rng, (MS, 5 * MS), || !job.running().is_running())
+    // All connections exist for long. The launcher's are left alone: when the daemons have ended, nobody is left to resume with.
+    let ranks = Selector::between_hosts().process(PROGRAM);
+    let mut kills = 0;
+    kill_until(lab, rng, (MS, 5 * MS), (ranks, Duration::ZERO), || {
+        kills += 1;
+        if kills == 4 {
+            fs::remove_file(go_on(lab)).expect("remove a file");
+        }
+        !job.running().is_running()
+    })
 }
 
 /// The program works as long as this file exists.
