@@ -253,6 +253,12 @@ fn what_was_reported_as_ready_is_ready() {
     unnoticed("told_ready", &all, 1);
 }
 
+/// A blocking descriptor is not reported as readable because its stream has ended where nobody has announced it.
+#[test]
+fn an_unannounced_end_is_not_reported_as_bytes() {
+    unnoticed("fin_only", &["10 0", "10 1", "10 2", "10 3"], 1);
+}
+
 /// All bytes sent before a close arrive, even at a thread that met a break just before the flow ended.
 #[test]
 fn last_bytes_before_a_close() {

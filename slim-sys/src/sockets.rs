@@ -183,6 +183,11 @@ pub fn has_error(fd: c_int) -> bool {
     ready(fd, 0) & libc::POLLERR != 0 && is_over(fd)
 }
 
+/// Whether the peer has ended its direction of a connection, or the connection has failed.
+pub fn peer_has_ended(fd: c_int) -> bool {
+    ready(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP) != 0
+}
+
 /// Whether a socket has failed or has ended in both directions.
 pub fn has_ended(fd: c_int) -> bool {
     ready(fd, 0) & (libc::POLLERR | libc::POLLHUP) != 0

@@ -98,6 +98,20 @@ pub(super) fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
         || (flow.live.load(Ordering::Acquire) && SWAPS.load(Ordering::Acquire) != swaps)
 }
 
+/// Whether the kernel's report that there is something to read may concern the transport and not the flow: its stream has ended. A
+/// read of a descriptor that blocks would wait then, and the program with it. A read that does not block only fails, so these are
+/// not looked at.
+pub(super) fn may_wait(flow: &'static Flow, fd: c_int) -> bool {
+    !flow.never_waits() && (flow.stream.is_barred() || sys::keep_errno(|| sys::peer_has_ended(fd)))
+}
+
+/// Whether an answer about a number needs a look.
+fn needs_look(p: &pollfd) -> bool {
+    let reads =
+        || p.revents & libc::POLLIN != 0 && table::flow(p.fd).is_some_and(|f| may_wait(f, p.fd));
+    p.revents & SUSPICIOUS != 0 || reads()
+}
+
 /// Whether the number's transport is away, so that the kernel must not be asked about the number.
 pub(super) fn is_away(fd: c_int) -> bool {
     table::flow(fd).is_some_and(|flow| {
@@ -178,7 +192,7 @@ pub unsafe fn poll_now(
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = at_once(direct, || real(fds, count, Wait::AsGiven));
     // SAFETY: the kernel has just looked at these entries, and filled them.
-    let clean = || (0..count).all(|i| unsafe { (*fds.add(i)).revents } & SUSPICIOUS == 0);
+    let clean = || !(0..count).any(|i| needs_look(unsafe { &*fds.add(i) }));
     let unswapped = || SWAPS.load(Ordering::Acquire) == swaps;
     if n < 0 || ((n == 0 || clean()) && unswapped() && !table::any_inherited_listener()) {
         if n == 0 {
@@ -241,13 +255,14 @@ unsafe fn poll_asked(
     let early = Early::default();
     let clean = |n| match n {
         0 => !early.has_come(),
-        _ => entries().iter().all(|p| p.revents & SUSPICIOUS == 0),
+        _ => !entries().iter().any(needs_look),
     };
     let sift = |_, swaps| {
+        let swapped = SWAPS.load(Ordering::Acquire) != swaps;
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
             if let Some(flow) = table::flow(p.fd)
-                && (p.revents & SUSPICIOUS != 0 || flow.stream.is_barred())
+                && (swapped || flow.stream.is_barred() || needs_look(p))
                 && sys::keep_errno(|| hidden(flow, p.fd, swaps))
             {
                 p.revents = 0;

@@ -1,7 +1,7 @@
 //! select and pselect: readiness of flows, see [`super::poll`].
 
 use super::limit::{Given, Wait};
-use super::poll::{Early, hidden, is_away, is_broken, until_true};
+use super::poll::{Early, hidden, is_away, is_broken, may_wait, until_true};
 use super::sockets;
 use crate::descriptors;
 use crate::sleep::with_alarm;
@@ -113,12 +113,15 @@ impl Sets {
 
     /// The numbers in the sets, after the kernel's answer.
     fn ready(&self) -> impl Iterator<Item = c_int> + use<> {
-        let [read, write, except] = self.sets;
-        let has = |set: *mut fd_set, fd: c_int| {
-            // SAFETY: the kernel has just written `count` bits there.
-            !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 == 1
-        };
-        (0..self.count).filter(move |fd| [read, write, except].iter().any(|set| has(*set, *fd)))
+        let this = *self;
+        (0..this.count).filter(move |fd| (0..3).any(|set| this.has(set, *fd)))
+    }
+
+    /// Whether the number is in one of the sets (0: read, 1: write, 2: exception), after the kernel's answer.
+    fn has(&self, set: usize, fd: c_int) -> bool {
+        let set = self.sets[set];
+        // SAFETY: the kernel has just written `count` bits there.
+        !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 == 1
     }
 
     /// Empties the sets: nothing is ready.
@@ -220,7 +223,10 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
     let suspicious = || {
         sys::keep_errno(|| {
             sets.ready()
-                .filter(|fd| table::is_flow(*fd) && sys::has_ended(*fd))
+                .filter(|fd| {
+                    let waits = |flow| sets.has(0, *fd) && may_wait(flow, *fd);
+                    table::flow(*fd).is_some_and(|flow| sys::has_ended(*fd) || waits(flow))
+                })
                 .collect::<SmallVec<[c_int; 16]>>()
         })
     };
