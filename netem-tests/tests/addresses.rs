@@ -243,33 +243,41 @@ while data := s.recv(1):
     s.sendall(data)
 "#;
 
+/// The second host echoes what the first one sends: a byte, and another one after `trouble`. `ends` are the addresses of the first and of the
+/// second host.
+fn goes_on_after(lab: &Lab, ends: [&str; 2], trouble: impl FnOnce()) {
+    let run = |node: usize, program: &str, args: &[&str]| {
+        let mut command: Command = lab.node(node).command("/usr/bin/python3");
+        command.args(["-c", program]).args(args);
+        let preload = artifacts::preload().expect("the preload library");
+        command.env("LD_PRELOAD", preload);
+        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        Running::start(command).expect("start a program")
+    };
+    let [near, far] = ends;
+    let server = run(1, ECHO, &[far]);
+    assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
+    let go_on = lab.dir().join("go-on");
+    let client = run(0, LATER, &[far, near, go_on.to_str().expect("a path")]);
+    assert!(client.wait_line(Duration::from_secs(20), |l| l == "BEGUN"));
+    let live = || Events::read(lab).of_kind("live").count() == 2;
+    assert!(eventually(Duration::from_secs(2), live), "no session");
+    trouble();
+    std::fs::write(&go_on, "").expect("write a file");
+    let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
+    assert!(took, "{:?} {}", client.lines(), Events::read(lab));
+    println!("{:?}", client.lines().last().map(|l| l.text.clone()));
+}
+
 /// The kernel sends no packet then, so that none is lost or sent again.
 #[test]
 fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
     let Some(lab) = lab_with_python("gone", 2) else {
         return;
     };
-    let run = |node: usize, program: &str, args: &[&str]| {
-        let mut command: Command = lab.node(node).command("/usr/bin/python3");
-        command.args(["-c", program]).args(args);
-        let preload = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", preload);
-        command.env("SLIM_EVENTS", events_dir(&lab).join("%h.%p.jsonl"));
-        Running::start(command).expect("start a program")
-    };
-    let server = run(1, ECHO, &["10.78.0.2"]);
-    assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
-    let go_on = lab.dir().join("go-on");
-    let go_on_path = go_on.to_str().expect("a path");
-    let client = run(0, LATER, &["10.78.0.2", "10.78.0.1", go_on_path]);
-    assert!(client.wait_line(Duration::from_secs(20), |l| l == "BEGUN"));
-    let live = || Events::read(&lab).of_kind("live").count() == 2;
-    assert!(eventually(Duration::from_secs(2), live), "no session");
-    ip(&lab, 0, "addr del 10.78.0.1/24 dev path1");
-    std::fs::write(&go_on, "").expect("write a file");
-    let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
-    assert!(took, "{:?} {}", client.lines(), Events::read(&lab));
-    println!("{:?}", client.lines().last().map(|l| l.text.clone()));
+    goes_on_after(&lab, ["10.78.0.1", "10.78.0.2"], || {
+        ip(&lab, 0, "addr del 10.78.0.1/24 dev path1");
+    });
 }
 
 /// The host that has got another address only waits for the other one, which cannot know the new address.
@@ -278,28 +286,8 @@ fn a_renumbered_host_that_only_waits_is_found() {
     let Some(lab) = lab_with_python("waits", 1) else {
         return;
     };
-    let run = |node: usize, program: &str, args: &[&str]| {
-        let mut command: Command = lab.node(node).command("/usr/bin/python3");
-        command.args(["-c", program]).args(args);
-        let preload = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", preload);
-        command.env("SLIM_EVENTS", events_dir(&lab).join("%h.%p.jsonl"));
-        Running::start(command).expect("start a program")
-    };
-    let server = run(1, ECHO, &["10.77.0.2"]);
-    assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
-    let go_on = lab.dir().join("go-on");
-    let client = run(
-        0,
-        LATER,
-        &["10.77.0.2", "10.77.0.1", go_on.to_str().expect("a path")],
-    );
-    assert!(client.wait_line(Duration::from_secs(20), |l| l == "BEGUN"));
-    let live = || Events::read(&lab).of_kind("live").count() == 2;
-    assert!(eventually(Duration::from_secs(2), live), "no session");
-    let new = lab.spare_address(0, 0).expect("an address");
-    link::renumber(lab.node(1), 0, new).expect("renumber");
-    std::fs::write(&go_on, "").expect("write a file");
-    let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
-    assert!(took, "{:?} {}", client.lines(), Events::read(&lab));
+    goes_on_after(&lab, ["10.77.0.1", "10.77.0.2"], || {
+        let new = lab.spare_address(0, 0).expect("an address");
+        link::renumber(lab.node(1), 0, new).expect("renumber");
+    });
 }

@@ -107,6 +107,20 @@ impl fmt::Debug for FlowId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
+impl Nonce {
+    /// The nonce `n` after this one.
+    pub(crate) fn plus(self, n: u32) -> Self {
+        let sum = u128::from_be_bytes(self.0).wrapping_add(n.into());
+        Self(sum.to_be_bytes())
+    }
+
+    /// How far this nonce comes after `base`, if it does not come further than that can be counted.
+    pub(crate) fn after(self, base: Self) -> Option<u32> {
+        let [nonce, base] = [self, base].map(|nonce| u128::from_be_bytes(nonce.0));
+        u32::try_from(nonce.wrapping_sub(base)).ok()
+    }
+}
+
 impl fmt::Debug for Nonce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Nonce(")?;

@@ -59,20 +59,10 @@ struct PeerProbe {
     hung: BTreeSet<FlowToken>,
 }
 
-fn nth(base: Nonce, n: u32) -> Nonce {
-    Nonce(
-        u128::from_be_bytes(base.0)
-            .wrapping_add(n.into())
-            .to_be_bytes(),
-    )
-}
-
 impl PeerProbe {
     /// The number of the QUERY with this nonce.
     fn which(&self, nonce: Nonce) -> Option<u32> {
-        let [nonce, base] = [nonce, self.base].map(|nonce| u128::from_be_bytes(nonce.0));
-        let n = u32::try_from(nonce.wrapping_sub(base)).ok()?;
-        (n < self.sent).then_some(n)
+        nonce.after(self.base).filter(|n| *n < self.sent)
     }
 }
 
@@ -110,7 +100,7 @@ impl Endpoint {
         let to = self.turn(token, probe.sent);
         let message = Message::Query(Query {
             flow: self.flows[&token].name(),
-            nonce: nth(probe.base, probe.sent),
+            nonce: probe.base.plus(probe.sent),
         });
         let data = self.seal(token, Fresh::None, &message);
         let from = self.own_end(token, to);

@@ -58,7 +58,7 @@ const PROVEN: Duration = Duration::from_secs(60);
 /// How long the answer to a single question is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Number of ways to a peer: its own path and others.
-const WAYS: usize = 4;
+const WAYS: u32 = 4;
 
 /// A peer process, and the local and the remote address of flows with it.
 type PathEnds = (EndpointId, IpAddr, IpAddr);
@@ -130,18 +130,12 @@ impl Silences {
     }
 }
 
-fn nth(base: Nonce, n: u32) -> Nonce {
-    let n = u128::from_be_bytes(base.0).wrapping_add(n.into());
-    Nonce(n.to_be_bytes())
-}
-
 impl Inquest {
     /// The round and the way of the question with this nonce.
     fn which(&self, nonce: Nonce) -> Option<(u32, usize)> {
-        let [nonce, base] = [nonce, self.base].map(|nonce| u128::from_be_bytes(nonce.0));
-        let n = usize::try_from(nonce.wrapping_sub(base)).ok()?;
-        let round = u32::try_from(n / WAYS).ok()?;
-        (round < self.rounds).then_some((round, n % WAYS))
+        let n = nonce.after(self.base)?;
+        let round = n / WAYS;
+        (round < self.rounds).then_some((round, (n % WAYS) as usize))
     }
 
     /// Over this other path the peer answers, and over the own one, where an answer takes `trip`, it should have answered by now.
@@ -266,7 +260,7 @@ impl Endpoint {
             |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !self.own.addrs.contains(ip);
         let mut ips = vec![first];
         for ip in others.filter(usable) {
-            if ips.len() < WAYS && !ips.contains(&ip) {
+            if ips.len() < WAYS as usize && !ips.contains(&ip) {
                 ips.push(ip);
             }
         }
@@ -302,7 +296,7 @@ impl Endpoint {
         let Some(inquest) = self.inquest(ends) else {
             return;
         };
-        let first = inquest.rounds * WAYS as u32;
+        let first = inquest.rounds * WAYS;
         let base = inquest.base;
         inquest.rounds += 1;
         let every = match inquest.rounds < FAST {
@@ -315,7 +309,7 @@ impl Endpoint {
         for (way, to) in self.ways(token).into_iter().enumerate() {
             let message = Message::Query(Query {
                 flow: self.flows[&token].name(),
-                nonce: nth(base, first + way as u32),
+                nonce: base.plus(first + way as u32),
             });
             let data = self.seal(token, Fresh::None, &message);
             let from = match way {
