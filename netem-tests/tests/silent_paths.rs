@@ -109,6 +109,25 @@ fn bytes_flow_again_as_soon_as_the_only_path_works() {
     assert!(stall - hole < LIMIT, "{stall} s after {hole} s");
 }
 
+#[test]
+fn a_path_that_drops_long_packets_carries_the_flow() {
+    let Some(lab) = lab("long-packets", 2, 1) else {
+        return;
+    };
+    lab.send_single_segments().expect("set up the interfaces");
+    let streams = stream(8.0);
+    let pair = streams.start(&lab);
+    thread::sleep(Duration::from_secs(1));
+    let hole = nft::Rule::drop().longer_than(600);
+    let hole = hole.apply_to(lab.nodes()).expect("lay the rule");
+    let all = checked(&lab, &streams, pair);
+    let report = hole.report().expect("count the packets");
+    assert!(report.packets > 0, "nothing was stopped");
+    // A new connection after 0.3 s, which does not help, and one with small segments after as long again.
+    let longest = all.last().expect("no fault had an effect");
+    assert!((0.3..1.5).contains(longest), "{longest} s");
+}
+
 /// Processes that take all processor time they get. They end with this object.
 struct Hogs(Vec<Child>);
 

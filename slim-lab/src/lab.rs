@@ -92,6 +92,19 @@ impl Lab {
         self.paths
     }
 
+    /// Makes the nodes send packets as a network carries them, so that rules see their lengths: one segment each, instead of up to 64 KiB that
+    /// the kernel would only divide on its way to a real network. Connections that exist already may go on as before.
+    pub fn send_single_segments(&self) -> Result<()> {
+        for node in &self.nodes {
+            for path in 0..self.paths {
+                let interface = node.interface(path);
+                let words = ["link", "set", "dev", &interface, "gso_max_segs", "1"];
+                node.net().exec("ip", &words)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The name given to the builder, made unique.
     pub fn name(&self) -> &str {
         &self.name

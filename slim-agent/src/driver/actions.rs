@@ -16,12 +16,18 @@ impl Driver {
                 data,
             } if from.port() == 0 => self.control.send_aside(to, from, &data, &mut self.tasks),
             Action::Datagram { to, from, data } => self.control.send(to, from, &data),
-            Action::Connect { conn, token, path } => {
+            Action::Connect {
+                conn,
+                token,
+                path,
+                small_segments,
+            } => {
                 let (orders, io) = (self.add_conn(conn), self.survivor.io(token));
                 self.tasks.start_and_forget(Task::Connect {
                     conn,
                     io,
                     path,
+                    small_segments,
                     orders,
                 });
             }

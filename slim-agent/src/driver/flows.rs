@@ -121,12 +121,20 @@ impl Driver {
 
     /// The replay failed: the flow needs another transport. The connection is kept for the bytes that it has received.
     pub(crate) fn carrier_failed(&mut self, token: FlowToken, errno: i32) {
+        self.give_up_carrier(token, Notice::Fault(token, Cause::Errno(errno)));
+    }
+
+    /// The same for a replay that makes no progress.
+    pub(crate) fn carrier_stalled(&mut self, token: FlowToken) {
+        self.give_up_carrier(token, Notice::ReplayStalled(token));
+    }
+
+    fn give_up_carrier(&mut self, token: FlowToken, notice: Notice) {
         if let Some(carrier) = self.carriers.get_mut(&token)
             && !carrier.stopped
         {
             carrier.stopped = true;
-            self.notices
-                .push_back(Notice::Fault(token, Cause::Errno(errno)));
+            self.notices.push_back(notice);
         }
     }
 

@@ -65,19 +65,7 @@ impl Driver {
                 continue;
             }
             ways = ways.max(self.endpoint.in_use(now, token));
-            let io = self.survivor.io(token);
-            let Some(wait) = io.and_then(|io| io.ack_wait()) else {
-                self.watch.glance.forget(token);
-                continue;
-            };
-            let waiting = &mut self.watch.glance.waiting;
-            let (acked, since) = waiting.entry(token).or_insert((wait.acked, now));
-            if *acked != wait.acked {
-                (*acked, *since) = (wait.acked, now);
-            }
-            let waited = wait.waited.max(now.since(*since));
-            let overdue = waited.saturating_sub(wait.round_trip * TRIPS);
-            if overdue >= QUIET {
+            if let Some(overdue) = self.overdue(now, token).filter(|time| !time.is_zero()) {
                 self.endpoint.quiet(now, token, overdue);
             }
         }
@@ -86,5 +74,26 @@ impl Driver {
             1 => Some(now + EVERY_ALONE),
             _ => Some(now + EVERY),
         };
+    }
+
+    /// For how long the flow has waited for an acknowledgement, without the time that its round trips explain; zero if they explain
+    /// all of it. `None` if it does not wait.
+    pub(super) fn overdue(&mut self, now: Time, token: FlowToken) -> Option<Duration> {
+        let io = self.survivor.io(token);
+        let Some(wait) = io.and_then(|io| io.ack_wait()) else {
+            self.watch.glance.forget(token);
+            return None;
+        };
+        let waiting = &mut self.watch.glance.waiting;
+        let (acked, since) = waiting.entry(token).or_insert((wait.acked, now));
+        if *acked != wait.acked {
+            (*acked, *since) = (wait.acked, now);
+        }
+        let waited = wait.waited.max(now.since(*since));
+        let overdue = waited.saturating_sub(wait.round_trip * TRIPS);
+        Some(match overdue >= QUIET {
+            true => overdue,
+            false => Duration::ZERO,
+        })
     }
 }

@@ -20,6 +20,10 @@ use slim_sys::fds;
 /// First and longest interval between two checks of a closed flow.
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_secs(1);
+/// First interval if the process waits for it.
+const FIRST_AT_END: Duration = Duration::from_micros(250);
+/// A process that ends waits for acknowledgements that are not overdue for so long.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How many times as many relayed flows may be kept.
 const RELAYED: usize = 6;
@@ -40,6 +44,8 @@ pub(crate) struct Linger {
     /// Bytes kept for all of them.
     bytes: usize,
     limits: Limits,
+    /// Since when the process waits for these flows, to end then.
+    ending: Option<Time>,
 }
 
 struct Lingering {
@@ -65,11 +71,13 @@ impl Linger {
                 bytes: config.linger_memory,
                 still: config.linger,
             },
+            ending: None,
         }
     }
 
     /// The process is about to end. It waits for all closed flows, has their copies already, and needs no descriptors for anything else.
-    pub(crate) fn lift_limits(&mut self) {
+    pub(crate) fn process_ends(&mut self, now: Time) {
+        self.ending.get_or_insert(now);
         self.limits = Limits {
             flows: usize::MAX / RELAYED,
             bytes: usize::MAX / RELAYED,
@@ -86,13 +94,20 @@ impl Linger {
         let lingering = Lingering {
             closed: now,
             at: now,
-            wait: FIRST,
+            wait: self.first_interval(),
             kept: 0,
             acked: 0,
             since: now,
         };
         if self.flows.insert(token, lingering).is_none() {
             self.order.insert((now, token));
+        }
+    }
+
+    fn first_interval(&self) -> Duration {
+        match self.ending {
+            Some(_) => FIRST_AT_END,
+            None => FIRST,
         }
     }
 
@@ -161,10 +176,11 @@ impl Driver {
     /// flow, and the bytes need some time to arrive before it.
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
         let relayed = self.endpoint.is_relayed(token);
+        let first = self.watch.linger.first_interval();
         if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
             (lingering.at, lingering.wait) = match relayed {
                 true => (now + lingering.wait, lingering.wait),
-                false => (now, FIRST),
+                false => (now, first),
             };
             let at = lingering.at;
             self.watch.look_at_lingering(at, token);
@@ -177,6 +193,22 @@ impl Driver {
         for token in all {
             self.poll_linger(now, token);
         }
+    }
+
+    /// Whether a process that ends has to wait for the flow: its kernel alone would not deliver the last bytes, or may not. A peer that takes
+    /// nothing, because its application does not read, is not waited for.
+    pub(crate) fn needs_process(&mut self, now: Time, token: FlowToken) -> bool {
+        // No kernel delivers the end of a relayed flow.
+        if self.endpoint.lacks_transport(token) || self.endpoint.is_relayed(token) {
+            return true;
+        }
+        let Some(ending) = self.watch.linger.ending else {
+            return false;
+        };
+        // An overdue acknowledgement leads to a new connection.
+        let overdue = self.overdue(now, token);
+        self.watch.finds_silence()
+            && overdue.is_some_and(|time| !time.is_zero() || now.since(ending) < PATIENCE)
     }
 
     pub(crate) fn poll_linger(&mut self, now: Time, token: FlowToken) {

@@ -73,6 +73,7 @@ pub(crate) enum Notice {
     Verified(FlowToken, bool),
     Flushed(ConnId),
     Fault(FlowToken, Cause),
+    ReplayStalled(FlowToken),
     Finish(FlowToken, u64, FinHow),
     Gone(FlowToken),
     /// The front end keeps too many bytes of a relayed flow.
@@ -369,7 +370,7 @@ impl Driver {
                 self.carry_out();
                 done.tell();
             }
-            Command::ProcessEnds => self.watch.linger.lift_limits(),
+            Command::ProcessEnds => self.watch.linger.process_ends(now),
             Command::FirstThreadEnds(mask) => {
                 self.tasks.start_and_forget(Task::ExitWhenAlone(mask));
             }
@@ -413,6 +414,7 @@ impl Driver {
                 }
                 Some(Notice::Flushed(conn)) => self.endpoint.handle_flushed(now, conn),
                 Some(Notice::Fault(token, cause)) => self.endpoint.fault(now, token, cause),
+                Some(Notice::ReplayStalled(token)) => self.endpoint.replay_stalled(now, token),
                 Some(Notice::Finish(token, seq, how)) => {
                     self.endpoint.finish(now, token, seq, how);
                 }

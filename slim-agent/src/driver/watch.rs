@@ -138,9 +138,14 @@ impl Watch {
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
         self.dirty.push(token);
         self.sweep_at.get_or_insert(now + self.interval());
-        if !self.stall.is_zero() {
+        if self.finds_silence() {
             self.glance.soon(now);
         }
+    }
+
+    /// Whether flows get new connections because their path is silent.
+    pub(super) fn finds_silence(&self) -> bool {
+        !self.stall.is_zero()
     }
 
     /// Something has been recorded that will be discarded later.
@@ -266,16 +271,14 @@ impl Driver {
         }
     }
 
-    /// Answers the threads that wait to exit, unless an undelivered flow lacks its transport, or is relayed, and their time is not
-    /// over. No kernel delivers the end of a relayed flow.
+    /// Answers the threads that wait to exit, unless an undelivered flow needs the process, and their time is not over.
     pub(crate) fn release_exiting(&mut self) {
         if self.survivor.next_exit().is_none() {
             return;
         }
         let now = self.now();
-        let mut lingering = self.watch.linger.tokens();
-        let undelivered = lingering
-            .any(|token| self.endpoint.lacks_transport(token) || self.endpoint.is_relayed(token));
+        let mut lingering = self.watch.linger.tokens().collect::<Vec<_>>().into_iter();
+        let undelivered = lingering.any(|token| self.needs_process(now, token));
         let is_over = |until| !undelivered || until <= now;
         if self.survivor.next_exit().is_some_and(is_over) {
             events::write_out();

@@ -25,7 +25,7 @@ use crate::transport::{Wanted, errno_of, readable};
 pub(crate) async fn outgoing(
     conn: ConnId,
     flow: Option<Arc<dyn FlowIo>>,
-    path: Path,
+    (path, small_segments): (Path, bool),
     orders: Receiver<Order>,
     shared: Rc<Shared>,
 ) {
@@ -35,6 +35,7 @@ pub(crate) async fn outgoing(
     }
     let made = shared.providers.connect(Wanted {
         path,
+        small_segments,
         flow: flow.as_deref(),
         scarce: shared.is_starved(),
     });

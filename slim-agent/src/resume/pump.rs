@@ -12,9 +12,10 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::time::{Duration, Instant};
 
 use tokio::select;
-use tokio::task;
+use tokio::{task, time};
 
 use crate::FlowIo;
 use crate::resume::link::Link;
@@ -28,6 +29,10 @@ const TURN: usize = 1024 * 1024;
 /// Most bytes read from a connection that is drained. This is more than any kernel buffers; a peer that keeps sending
 /// has to send the rest again.
 const MOST_DRAINED: usize = 64 * 1024 * 1024;
+
+/// A replay that waits is looked at so often, and given up if nothing of it is acknowledged for [`SILENT`] and two round trips.
+const LOOK: Duration = Duration::from_millis(50);
+const SILENT: Duration = Duration::from_millis(300);
 
 /// Read buffer; one for all connections.
 type ScratchBuffer = RefCell<Vec<u8>>;
@@ -88,6 +93,7 @@ pub(crate) async fn carry(mut link: Link, install: Install) {
 }
 
 async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) -> PumpEnd {
+    let mut silence = ReplaySilence::default();
     loop {
         loop {
             match link.orders.try_recv() {
@@ -118,6 +124,33 @@ async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) 
             ready = ready(&*link.connection, progress.left > 0) => if ready.is_err() {
                 return PumpEnd::Dropped;
             },
+            () = time::sleep(LOOK) => if silence.is_found(&*link.connection) {
+                link.shared.with(|d, _| d.carrier_stalled(install.token));
+                return PumpEnd::Stopped;
+            },
+        }
+    }
+}
+
+/// Since when the peer's kernel has acknowledged no further byte of the replay, and how many it has acknowledged.
+#[derive(Default)]
+struct ReplaySilence(Option<(Instant, u64)>);
+
+impl ReplaySilence {
+    /// Whether that is too long: the path drops everything, or long packets. The peer's kernel acknowledges bytes although its process is busy.
+    fn is_found(&mut self, connection: &dyn Connection) -> bool {
+        let Some(wait) = connection.ack_wait() else {
+            self.0 = None;
+            return false;
+        };
+        match self.0 {
+            Some((since, acked)) if acked == wait.acked => {
+                since.elapsed() >= SILENT + wait.round_trip * 2
+            }
+            _ => {
+                self.0 = Some((Instant::now(), wait.acked));
+                false
+            }
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) enum Task {
         conn: ConnId,
         io: Option<Arc<dyn FlowIo>>,
         path: Path,
+        small_segments: bool,
         orders: Receiver<Order>,
     },
     /// Serves other processes that accept at an address of ours.

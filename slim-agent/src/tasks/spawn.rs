@@ -27,8 +27,15 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
             conn,
             io,
             path,
+            small_segments,
             orders,
-        } => task::spawn(resume::io::outgoing(conn, io, path, orders, shared)),
+        } => task::spawn(resume::io::outgoing(
+            conn,
+            io,
+            (path, small_segments),
+            orders,
+            shared,
+        )),
         Task::Serve(addr, listener) => task::spawn(links::serve(addr, listener, shared)),
         Task::Hear(addr, link) => task::spawn(links::hear_owner(addr, link, shared)),
         Task::Close { addr, socket, done } => task::spawn(async move {

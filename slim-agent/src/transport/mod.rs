@@ -30,6 +30,7 @@ use std::task::{Context, Poll};
 
 use slim_core::config::Config;
 use slim_core::transport::{Locator, OtherLocator, Path, TransportKind};
+use slim_sys::AckWait;
 
 use crate::FlowIo;
 use crate::handover::Transport;
@@ -39,6 +40,8 @@ use relay::Relays;
 pub struct Wanted<'a> {
     /// The path, of the provider's kind.
     pub path: Path,
+    /// The path may drop long packets: packets are to be so short that every path carries them.
+    pub small_segments: bool,
     /// The flow that needs it, if it still exists.
     pub flow: Option<&'a dyn FlowIo>,
     /// Descriptors are short, and connections wait to be accepted: the descriptors that are left are for those.
@@ -123,6 +126,11 @@ pub trait Connection {
 
     /// A hint that nothing more can have arrived, which saves [`poll_readable`](Self::poll_readable) a check.
     fn expect_nothing(&self) {}
+
+    /// What bytes under way wait for; `None` if there are none, or this kind cannot tell.
+    fn ack_wait(&self) -> Option<AckWait> {
+        None
+    }
 
     /// Passes the connection to the front end of the flow whose transport it is to become ([`FlowIo::prepare`]).
     ///

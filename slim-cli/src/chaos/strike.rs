@@ -51,7 +51,12 @@ impl Scene {
             FaultKind::Fin => self.inject(fault, Segment::Fin, rng, ongoing),
             FaultKind::Drop => self.firewall(fault, &nft::Rule::drop(), rng),
             FaultKind::Reset => self.firewall(fault, &nft::Rule::reset(), rng),
-            FaultKind::MtuHole => self.firewall(fault, &nft::Rule::drop().longer_than(HOLE), rng),
+            FaultKind::MtuHole => {
+                if let Self::Lab(lab) = self {
+                    lab.send_single_segments()?;
+                }
+                self.firewall(fault, &nft::Rule::drop().longer_than(HOLE), rng)
+            }
             FaultKind::SynFull => {
                 self.firewall(fault, &nft::Rule::syn_full().only_ports(fault.port), rng)
             }

@@ -36,6 +36,8 @@ pub enum Action {
         token: FlowToken,
         /// Local address, locator of the peer's resume listener, and kind of transport.
         path: Path,
+        /// The path may drop long packets: TCP is to send, and to ask for, segments that every path carries.
+        small_segments: bool,
     },
     /// Write a whole control message to a connection.
     Send {

@@ -117,6 +117,7 @@ impl Endpoint {
         let candidates = self.take_candidates(token);
         self.relayed.remove(&token);
         self.silences.moved.remove(&token);
+        self.silences.deaf.remove(&token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };

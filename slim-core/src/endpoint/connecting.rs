@@ -104,7 +104,14 @@ impl Endpoint {
         for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
             self.timers.set(TimerOwner::Flow(token, timer), now + wait);
         }
-        self.out.push(Action::Connect { conn, token, path });
+        let outage = self.flow(token).outage.as_ref();
+        let small_segments = outage.is_some_and(|outage| outage.small_segments);
+        self.out.push(Action::Connect {
+            conn,
+            token,
+            path,
+            small_segments,
+        });
     }
 
     /// The flow neither connects nor waits for a slot any more: the slot goes to the next flow.

@@ -436,10 +436,16 @@ impl Endpoint {
     /// The front end suspects the path of a flow's connection, because flows on other paths go on. As a stall, but the attempts begin with
     /// another path.
     pub fn suspect(&mut self, now: Time, token: FlowToken) {
+        self.suspect_path(now, token, false);
+    }
+
+    /// As [`suspect`](Self::suspect); the path may drop only long packets.
+    fn suspect_path(&mut self, now: Time, token: FlowToken, small_segments: bool) {
         let flow = self.flows.get(&token);
         if flow.is_some_and(|flow| flow.state() == State::Live && flow.outage.is_none()) {
             let mut outage = Outage::new(now, Cause::Stall);
             outage.elsewhere = true;
+            outage.small_segments = small_segments;
             self.begin_outage(now, token, outage);
         }
     }
@@ -471,10 +477,33 @@ impl Endpoint {
         if let (Cause::Errno(errno), Some(outage)) = (cause, &mut flow.outage) {
             outage.errno.get_or_insert(errno);
         }
-        if flow.change.pump.is_none() || cause == Cause::Stall {
+        if flow.change.pump.is_some() && cause != Cause::Stall {
+            self.give_up_transport(now, token);
+        }
+    }
+
+    /// The replay on a new transport makes no progress: its path drops everything, or long packets. The kernel has reported no fault, and will
+    /// not for a long time.
+    pub fn replay_stalled(&mut self, now: Time, token: FlowToken) {
+        if !self
+            .flows
+            .get(&token)
+            .is_some_and(|flow| flow.change.pump.is_some())
+        {
             return;
         }
-        // The new transport has failed before its replay was written. The peer may already be using it.
+        let was_deaf = self.silences.was_deaf(now, token);
+        if let Some(outage) = &mut self.flow(token).outage {
+            // The messages of the resume have passed.
+            outage.small_segments |= was_deaf || outage.replay_stalled;
+            outage.replay_stalled = true;
+        }
+        self.give_up_transport(now, token);
+    }
+
+    /// The new transport is of no use, and its replay is not written. The peer may already be using it.
+    fn give_up_transport(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
         flow.change.pump = None;
         flow.bar = Bar::Shut;
         flow.change.drained = DrainState::No;

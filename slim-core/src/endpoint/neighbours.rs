@@ -185,7 +185,12 @@ impl Endpoint {
             self.close_conn(before);
         }
         self.conns.insert(conn, Conn::Knock { peer });
-        self.out.push(Action::Connect { conn, token, path });
+        self.out.push(Action::Connect {
+            conn,
+            token,
+            path,
+            small_segments: false,
+        });
         true
     }
 

@@ -68,6 +68,10 @@ pub(super) struct Outage {
     pub(super) elsewhere: bool,
     /// The peer answers at this address, so the first connection goes there.
     pub(super) via: Option<IpAddr>,
+    /// The path may drop long packets: connections are to have small segments.
+    pub(super) small_segments: bool,
+    /// A replay has made no progress.
+    pub(super) replay_stalled: bool,
     /// Connections through the witness come first.
     pub(super) relay_first: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
@@ -100,6 +104,8 @@ impl Outage {
             ending: None,
             elsewhere: false,
             via: None,
+            small_segments: false,
+            replay_stalled: false,
             relay_first: false,
             key: OnceCell::new(),
         }

@@ -178,7 +178,12 @@ impl Endpoint {
         }
         let to = at_port(remote, port).into();
         let path = Path { local, to };
-        self.out.push(Action::Connect { conn, token, path });
+        self.out.push(Action::Connect {
+            conn,
+            token,
+            path,
+            small_segments: false,
+        });
     }
 
     fn reach_over(&mut self, peer: EndpointId) {

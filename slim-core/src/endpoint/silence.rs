@@ -11,7 +11,7 @@
 //!   once, because its kernel may wait long before it sends again.
 //! * If the own path answers, and the acknowledgement is missing all the same, something on the path drops only this connection, or only
 //!   long packets: a firewall that has lost its state, for example. After 0.3 s the flow gets a new connection, over another path if there
-//!   is one.
+//!   is one. If that does not help, the next one has small segments, which pass where long packets do not.
 //! * If two are answered over another path and none over the own one, the own path is silent. The flow moves to the other path.
 //!
 //! A peer process that is only busy answers over all paths late, but the first question first. A firewall may drop all QUERYs of a path that
@@ -52,6 +52,8 @@ const ANSWERING: Duration = Duration::from_millis(100);
 /// Flows of one path get such connections at about the same time, and then not for some time, because these may not help.
 const TOGETHER: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
+/// If that was so lately for a flow, its next connection has small segments.
+const LATELY: Duration = Duration::from_secs(10);
 /// How often a path in use is asked, and how long its answer counts.
 const PROVE: Duration = Duration::from_secs(20);
 const PROVEN: Duration = Duration::from_secs(60);
@@ -69,6 +71,8 @@ pub(super) struct Silences {
     paths: BTreeMap<PathEnds, PathWatch>,
     /// Flows whose transport has other addresses than the application's connection: the local and the remote one.
     pub(super) moved: BTreeMap<FlowToken, (IpAddr, IpAddr)>,
+    /// Flows that got a new connection although their path answered, and when.
+    pub(super) deaf: BTreeMap<FlowToken, Time>,
 }
 
 /// What is known of a path.
@@ -82,18 +86,19 @@ struct PathWatch {
     /// When a flow was last in use on it.
     used: Time,
     inquest: Option<Inquest>,
-    /// When flows began to get new connections although it answers.
-    left: Option<Time>,
+    /// When flows began to get new connections although it answers, and such with small segments.
+    left: [Option<Time>; 2],
 }
 
 impl PathWatch {
-    /// Whether flows may get new connections although the path answers.
-    fn may_be_left(&mut self, now: Time) -> bool {
-        match self.left {
-            Some(left) if now.since(left) < TOGETHER => true,
-            Some(left) if now.since(left) < AGAIN => false,
+    /// Whether flows may get new connections, with small segments or not, although the path answers.
+    fn may_be_left(&mut self, now: Time, small_segments: bool) -> bool {
+        let left = &mut self.left[usize::from(small_segments)];
+        match left {
+            Some(left) if now.since(*left) < TOGETHER => true,
+            Some(left) if now.since(*left) < AGAIN => false,
             _ => {
-                self.left = Some(now);
+                *left = Some(now);
                 true
             }
         }
@@ -122,6 +127,13 @@ impl Silences {
     pub(super) fn expire(&mut self, now: Time) {
         let used = |path: &PathWatch| path.inquest.is_some() || now.since(path.used) < PROVEN;
         self.paths.retain(|_, path| used(path));
+        self.deaf.retain(|_, at| now.since(*at) < LATELY);
+    }
+
+    /// Whether the flow has lately got a new connection although its path answered.
+    pub(super) fn was_deaf(&self, now: Time, token: FlowToken) -> bool {
+        let at = self.deaf.get(&token);
+        at.is_some_and(|at| now.since(*at) < LATELY)
     }
 
     fn asked(&self) -> u32 {
@@ -205,9 +217,15 @@ impl Endpoint {
         let path = self.silences.paths.entry(ends).or_default();
         path.used = now;
         let answers = |proven: Time| now.since(proven) + ANSWERING <= overdue;
-        if overdue >= DEAF && path.proven.is_some_and(answers) && path.may_be_left(now) {
-            return self.suspect(now, token);
+        if overdue >= DEAF && path.proven.is_some_and(answers) {
+            let small_segments = self.silences.was_deaf(now, token);
+            let path = self.silences.paths.entry(ends).or_default();
+            if path.may_be_left(now, small_segments) {
+                self.silences.deaf.insert(token, now);
+                return self.suspect_path(now, token, small_segments);
+            }
         }
+        let path = self.silences.paths.entry(ends).or_default();
         if let Some(inquest) = &mut path.inquest {
             inquest.waiting.insert(token, now);
             let next = inquest.next.min(now + EVERY);

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use slim_core::canonical;
 use slim_core::transport::{Locator, OtherLocator, Path, TransportKind};
 use slim_sys::reserve::{self, For};
-use slim_sys::{OwnFd, fds};
+use slim_sys::{AckWait, OwnFd, fds};
 use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -26,6 +26,11 @@ use socket::{mapped, new_stream, set_nodelay, stream_kind};
 /// Descriptors that connecting leaves for accepting. The peer may be as short of descriptors as we are: if all were
 /// spent on connecting, both would wait to be accepted for ever.
 const FOR_ACCEPTING: usize = 8;
+
+/// Most bytes of a segment that every path carries: RFC 9293, section 3.7.1 (a packet of 576 bytes), and for IPv6 a packet of 1280 bytes
+/// (RFC 8200, section 5).
+const SMALL: libc::c_int = 536;
+const SMALL_V6: libc::c_int = 1220;
 
 /// As what a front end sees a socket.
 #[derive(Clone, Copy)]
@@ -86,6 +91,14 @@ pub(crate) fn connect(wanted: &Wanted<'_>, remote: SocketAddr, shown: Shown) -> 
         let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
         sys::set_option(fd.raw(), libc::IPPROTO_IP, no_port, 1)?;
         socket.bind(&as_socket(SocketAddr::new(local, 0)).into())?;
+    }
+    if wanted.small_segments {
+        let most = match remote {
+            SocketAddr::V4(_) => SMALL,
+            SocketAddr::V6(_) => SMALL_V6,
+        };
+        // It holds for both directions: the peer learns it from SYN.
+        sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, most)?;
     }
     match socket.connect(&as_socket(remote).into()) {
         Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
@@ -233,6 +246,10 @@ impl Connection for TcpConnection {
 
     fn expect_nothing(&self) {
         readiness::forget_ready(&self.fd, Interest::READABLE);
+    }
+
+    fn ack_wait(&self) -> Option<AckWait> {
+        slim_sys::ack_wait(self.fd.get_ref().raw())
     }
 
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {

@@ -141,11 +141,32 @@ fn a_flow_gets_a_new_connection_if_its_path_carries_only_questions() {
         let took = waits(&mut pair, ms(900)).expect("a new connection");
         assert!((ms(300)..=ms(330)).contains(&took), "{took:?}");
         assert_eq!(pair.connects(A)[0].ip(), to);
-        // The new connection does not help.
+        assert!(!has_small_segments(&pair));
+        // The new connection does not help: long packets are dropped.
         pair.forget();
         let again = waits(&mut pair, ms(2000)).expect("another connection");
-        assert!(again >= ms(600), "{again:?}");
+        assert!((ms(300)..=ms(330)).contains(&again), "{again:?}");
+        assert!(has_small_segments(&pair));
+        // That does not help, either.
+        pair.forget();
+        let third = waits(&mut pair, ms(2000)).expect("another connection");
+        assert!(third >= ms(900), "{third:?}");
+        assert!(has_small_segments(&pair));
+        // Much later the path carries long packets again.
+        in_use(&mut pair, ms(12_000));
+        pair.forget();
+        waits(&mut pair, ms(900)).expect("a new connection");
+        assert!(!has_small_segments(&pair));
     }
+}
+
+/// Whether the first connection that A makes is to have small segments.
+fn has_small_segments(pair: &Pair) -> bool {
+    let small = |action: &Action| match action {
+        Action::Connect { small_segments, .. } => Some(*small_segments),
+        _ => None,
+    };
+    pair.done[A].iter().find_map(small).expect("a connection")
 }
 
 /// As when neither end's kernel gets the processor: the acknowledgement and the answer come late.
