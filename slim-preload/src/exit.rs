@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
+/// How long an exiting process waits for flows whose last bytes are not delivered.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How much longer a second exit waits for the first.
 const SECOND: Duration = Duration::from_secs(5);
@@ -122,16 +122,19 @@ fn end((thread, since): (c_int, Instant)) {
     }
 }
 
-/// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
-/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for; and also the ends of flows
-/// through the witness.
+/// The kernel closes the connections of an exiting process. The peers are told that these ends are genuine. The last bytes are waited for:
+/// until the peers' kernels have them, or only the peers' applications are slow; and also the ends of flows through the witness.
 fn end_connections(since: Instant) {
     runtime::with_agent(Agent::process_ends);
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
         match f.own_at(fd).map(|c| c.mode()) {
             Some(flow::Mode::Suspended) => closing::leave(f, fd),
-            Some(flow::Mode::Open) if f.stream.is_relayed() => closing::leave(f, fd),
+            Some(flow::Mode::Open)
+                if f.stream.is_relayed() || closing::has_bytes_under_way(f, fd) =>
+            {
+                closing::leave(f, fd);
+            }
             Some(flow::Mode::Open) => announce_end(fd, f),
             _ => {}
         }

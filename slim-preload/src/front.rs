@@ -303,7 +303,8 @@ impl FlowIo for Handle {
 
     fn ack_wait(&self) -> Option<AckWait> {
         let ctl = self.flow.own()?;
-        let fd = ctl.probe_fd().filter(|_| ctl.mode() == Mode::Open)?;
+        let carried = matches!(ctl.mode(), Mode::Open | Mode::Lingering);
+        let fd = ctl.probe_fd().filter(|_| carried)?;
         let usable = !self.flow.stream.is_barred() && !self.flow.stream.is_relayed();
         usable.then(|| sys::ack_wait(fd))?
     }

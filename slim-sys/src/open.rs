@@ -4,6 +4,7 @@ use crate::descriptors::{close_unregistered, is_open};
 use crate::{fds, numbers, proc};
 use libc::c_int;
 use rustix::fs::{OFlags, RawDir};
+use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -41,6 +42,27 @@ pub fn for_each_process(f: impl FnMut(c_int)) {
             close_unregistered(dir);
         }
     });
+}
+
+/// Whether `found` holds for a number of another process: it gets the process's id and the number. A process whose numbers this one may
+/// not list counts if it has begun after this one, because it may be a descendant. Uses no heap. Slow: it looks at all numbers of the host.
+pub fn any_number_elsewhere(mut found: impl FnMut(c_int, c_int) -> bool) -> bool {
+    let (own, mut any) = (crate::pid(), false);
+    for_each_process(|pid| {
+        if any || pid == own {
+            return;
+        }
+        match proc::open(format_args!("{pid}/fd"), OFlags::DIRECTORY) {
+            Ok(dir) => {
+                for_each_number_in(&dir, |number| any = any || found(pid, number));
+                close_unregistered(dir);
+            }
+            Err(Errno::ACCESS | Errno::PERM) => any = proc::begun(pid) >= proc::begun(own),
+            // It has ended.
+            Err(_) => {}
+        }
+    });
+    any
 }
 
 /// Calls `f` with each file name of a directory that is a number.

@@ -144,10 +144,8 @@ fn remove_number(
     if ctl.is_exclusive() {
         return AfterClose::Nothing;
     }
-    // If a child has the connection, too, the stream does not end here. A child that has only inherited the number of a connection
-    // whose transport is away does not count if it has closed it, or has executed another program without it.
     let away = ctl.mode() == Mode::Suspended;
-    let shared = flow.forked.load(Ordering::Relaxed) && (!away || is_held_elsewhere(flow, fd));
+    let shared = flow.forked.load(Ordering::Relaxed) && is_shared(flow, &ctl, fd, lingers);
     // It stays registered for as long as the child has it.
     if shared {
         epoll::drop_closed(flow, &mut ctl);
@@ -237,6 +235,26 @@ fn remove_number(
         ctl.set_transport(kept);
     }
     AfterClose::Last(how, wait.map_or(Duration::ZERO, seconds))
+}
+
+/// If a child has the connection, too, the stream does not end here. A child that has only inherited it does not count if it has closed it,
+/// or has executed another program without it. That is found out only where bytes may be lost, because it takes long.
+fn is_shared(flow: &Flow, ctl: &Ctl, fd: c_int, lingers: Option<c_int>) -> bool {
+    match ctl.mode() {
+        Mode::Suspended => is_held_elsewhere(flow, fd),
+        Mode::Open if lingers.is_none() && has_bytes_under_way(flow, fd) => {
+            sys::any_number_elsewhere(|pid, number| {
+                let file = runtime::file_in(pid, number);
+                file.is_some_and(|file| flow.is_file(file))
+            })
+        }
+        _ => true,
+    }
+}
+
+/// Whether the peer's kernel may lack bytes of the open flow with the number `fd`.
+pub fn has_bytes_under_way(flow: &Flow, fd: c_int) -> bool {
+    flow.live.load(Ordering::Acquire) && flow.stream.undelivered_on(fd).is_ok_and(|n| n > 0)
 }
 
 /// Whether another process has the file that is under the flow's number `fd` here: a child that was forked while the connection was

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use slim_lab::Error;
 use slim_lab::mpi::{Flavor, Job, JobVerdict, Mpi, Outcome, Progress};
 use slim_lab::output::Running;
-use slim_lab::{Error, Lab};
 use strum::Display;
 
 use super::super::plan::Plan;
@@ -27,16 +27,22 @@ const AFTER: Duration = Duration::from_millis(500);
 
 /// The MPIs that the matrix knows.
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, clap::ValueEnum)]
-#[strum(serialize_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum MatrixMpi {
+    /// Intel MPI 2021
+    Impi,
     /// MPICH 4.0
     Mpich4,
     /// MPICH 5.0
     Mpich5,
     /// Open MPI 4.1
     Openmpi4,
+    /// Open MPI 4.1 whose ranks use the native component with SLIM, and btl/tcp without
+    Openmpi4Btl,
     /// Open MPI 5.0
     Openmpi5,
+    /// The same with the native component
+    Openmpi5Btl,
 }
 
 /// What runs in a cell.
@@ -55,6 +61,8 @@ pub enum MatrixJob {
         name: String,
         /// The MPI.
         mpi: Mpi,
+        /// The directory of the native component, if the ranks use it.
+        component: Option<PathBuf>,
         /// The program, built with it.
         program: PathBuf,
     },
@@ -67,15 +75,29 @@ pub struct Workshop<'a> {
 }
 
 impl MatrixMpi {
-    const ALL: [Self; 4] = [Self::Openmpi4, Self::Openmpi5, Self::Mpich4, Self::Mpich5];
+    const ALL: [Self; 7] = [
+        Self::Openmpi4,
+        Self::Openmpi5,
+        Self::Openmpi4Btl,
+        Self::Openmpi5Btl,
+        Self::Mpich4,
+        Self::Mpich5,
+        Self::Impi,
+    ];
 
     fn flavor(self) -> Flavor {
         match self {
+            Self::Impi => Flavor::Intel,
             Self::Mpich4 => Flavor::Mpich4,
             Self::Mpich5 => Flavor::Mpich5,
-            Self::Openmpi4 => Flavor::OpenMpi4,
+            Self::Openmpi4 | Self::Openmpi4Btl => Flavor::OpenMpi4,
             Self::Openmpi5 => Flavor::OpenMpi5,
+            Self::Openmpi5Btl => Flavor::OpenMpi5Components,
         }
+    }
+
+    fn has_component(self) -> bool {
+        matches!(self, Self::Openmpi4Btl | Self::Openmpi5Btl)
     }
 }
 
@@ -124,9 +146,11 @@ pub fn jobs(
 fn mpi_job(name: MatrixMpi) -> Result<MatrixJob, Error> {
     let mpi = Mpi::find(name.flavor())?;
     let program = mpi.build_program("slim_pp.c")?;
+    let component = name.has_component().then(|| mpi.component()).transpose()?;
     Ok(MatrixJob::Mpi {
         name: name.to_string(),
         mpi,
+        component,
         program,
     })
 }
@@ -162,12 +186,18 @@ impl<'a> Workshop<'a> {
                 let end = trial::carry_out(&scene, &fault.plan, seed, program, limit, || Ok(()))?;
                 Ok(of_command(&fault.plan, seed, &end))
             }
-            MatrixJob::Mpi { mpi, program, .. } => {
+            MatrixJob::Mpi {
+                mpi,
+                component,
+                program,
+                ..
+            } => {
                 let go_on = lab.dir().join("go-on");
                 fs::write(&go_on, "")
                     .map_err(|e| CliError::failed(format!("{}: {e}", go_on.display())))?;
+                let job = Job::new(lab, mpi, program).arg("1").arg(&go_on);
                 let running = self
-                    .start(lab, mpi, program, &go_on, mode)
+                    .start(job, component.as_deref(), mode)
                     .map_err(failed)?;
                 if !running.wait_line(START, |line| Progress::parse(line).is_some()) {
                     return Ok(never_worked(seed, running));
@@ -192,19 +222,19 @@ impl<'a> Workshop<'a> {
         RunLimit::AfterFaults(Duration::from_secs(seconds.into()))
     }
 
+    /// Starts a job that works for a second, and then as long as its file exists.
     fn start(
         &self,
-        lab: &Lab,
-        mpi: &Mpi,
-        program: &Path,
-        go_on: &Path,
+        mut job: Job<'_>,
+        component: Option<&Path>,
         mode: MatrixMode,
     ) -> Result<Running, Error> {
-        let mut job = Job::new(lab, mpi, program).ranks(self.options.ranks as usize);
-        // A second of work, and then as long as the file exists.
-        job = job.arg("1").arg(go_on);
+        job = job.ranks(self.options.ranks as usize);
         if let (MatrixMode::Slim, Some(library)) = (mode, &self.library) {
             job = job.preload(library);
+            if let Some(dir) = component {
+                job = job.component(dir);
+            }
         }
         Running::start(job.command()?)
     }
