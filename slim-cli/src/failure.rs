@@ -1,6 +1,7 @@
 //! The error type of `slim`, and its exit statuses.
 
 use std::fmt;
+use std::io::{self, Write};
 
 /// Status for bad input: wrong options, bad `SLIM_` values, an unusable plan.
 pub const BAD_INPUT: u8 = 2;
@@ -63,6 +64,19 @@ impl fmt::Display for CliError {
 }
 
 impl std::error::Error for CliError {}
+
+/// Says what is going on, on standard error. A terminal that is gone must not end the work.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", visible(text));
+}
+
+/// Prints a result on standard output.
+pub fn print(text: &str) -> Result<(), CliError> {
+    let printed = io::stdout()
+        .write_all(text.as_bytes())
+        .and_then(|()| io::stdout().flush());
+    printed.map_err(|e| CliError::failed(format!("standard output: {e}")))
+}
 
 /// The text with its control characters written out: a terminal obeys them.
 pub fn visible(text: &str) -> String {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use slim_cli::failure::visible;
+use slim_cli::failure::say;
 use slim_cli::{bench, chaos, demo, run};
 
 /// Keeps programs running while their TCP connections break.
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             for line in failure.lines() {
-                eprintln!("slim: {}", visible(line));
+                say(&format!("slim: {line}"));
             }
             ExitCode::from(failure.status())
         }

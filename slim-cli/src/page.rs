@@ -1,6 +1,6 @@
 //! Pages in HTML that need no other file.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -32,6 +32,13 @@ pub fn page(title: &str, body: &Markup) -> Markup {
             body { (body) }
         }
     }
+}
+
+/// Finds out whether the file can be written, before the work whose result it is to hold.
+pub fn check(path: &Path) -> Result<(), CliError> {
+    let file = OpenOptions::new().append(true).create(true).open(path);
+    file.map(drop)
+        .map_err(|e| CliError::input(format!("{}: {e}", path.display())))
 }
 
 /// Writes a file.

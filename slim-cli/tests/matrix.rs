@@ -32,6 +32,50 @@ fn matrix(words: &[&str]) -> (i32, Value, String) {
     (status, report, err)
 }
 
+/// Before any run: they may take hours.
+#[test]
+fn a_page_that_cannot_be_written_is_refused() {
+    if !root("a_page_that_cannot_be_written_is_refused") {
+        return;
+    }
+    let mut command = slim();
+    command.args(["chaos", "matrix", "--page", "/nonexistent/page.html"]);
+    command.args(["--fault", "kill", "--with", "bare", "--", "true"]);
+    assert_refused(&mut command, &["/nonexistent/page.html"]);
+}
+
+/// The results come, although standard error is gone, or the page cannot be written any more.
+#[test]
+fn results_do_not_depend_on_the_terminal_or_the_page() {
+    if !root("results_do_not_depend_on_the_terminal_or_the_page") {
+        return;
+    }
+    let full = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .open("/dev/full")
+            .unwrap()
+    };
+    let words = [
+        "--json",
+        "--page",
+        "/dev/full",
+        "--fault",
+        "kill",
+        "--with",
+        "bare",
+        "--runs",
+        "1",
+    ];
+    let mut command = slim();
+    command.args(["chaos", "matrix"]).args(words);
+    command.args(["--limit", "1", "--", "true"]);
+    let output = command.stderr(full()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).expect("the report");
+    assert_eq!(report["cells"].as_array().unwrap().len(), 1);
+    assert_eq!(output.status.code(), Some(1), "the page is not written");
+}
+
 /// The user's command decides by its exit status. A fault that met nothing does not count as survived.
 #[test]
 fn a_command_survives_fails_or_is_not_met() {

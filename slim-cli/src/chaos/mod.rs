@@ -25,7 +25,7 @@ use std::thread;
 use clap::{Args, Subcommand};
 use slim_lab::{Error, Lab, SeededRng};
 
-use crate::failure::{CliError, NOT_EXECUTABLE};
+use crate::failure::{CliError, NOT_EXECUTABLE, print};
 use crate::lab;
 use crate::run::launcher;
 use engine::Engine;
@@ -130,11 +130,10 @@ fn run_plan(options: &PlanOptions, path: &Path) -> Result<ExitCode, CliError> {
     let report = run(&plan, seed, &scene, child)?;
     // Before the report: remaining processes of the command must not write into it.
     drop(scene);
-    if options.json {
-        println!("{}", report.json());
-    } else {
-        print!("{}", report.text());
-    }
+    print(&match options.json {
+        true => report.json() + "\n",
+        false => report.text(),
+    })?;
     Ok(ExitCode::from(
         u8::try_from(report.status.unwrap_or(0)).unwrap_or(1),
     ))

@@ -41,8 +41,9 @@ fn drain_if_suspended(flow: &'static Flow) {
 }
 
 /// Puts a connection that is over under the numbers, with the stash in its receive queue. The kernel then reports the end by itself.
-/// Exception: an errno that only a real network can cause is a pending error, which SLIM reports once. A stash that is too large for
-/// the queue stays here.
+/// Exception: an errno that only a real network can cause is a pending error, which SLIM reports once, if no bytes are unread; after unread
+/// bytes the error is ECONNRESET. So these bytes are in the kernel, for a program that this one or a child executes. A stash that is too large
+/// for the queue stays here.
 pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
     let (how, pending) = match verdict {
         Verdict::Errno(libc::ECONNRESET) => (Departure::Reset, None),
@@ -59,8 +60,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     flow.stream.bar();
     let mut unread = Vec::new();
     let family = ctl.local.as_ref().map_or(libc::AF_INET, Name::family);
-    let copied = pending.is_none()
-        && ctl.receiving.stash.len() <= stand_in::MOST
+    let copied = ctl.receiving.stash.len() <= stand_in::MOST
         && memory::reserve(&mut unread, ctl.receiving.stash.len()).is_ok();
     let whole = match copied {
         true => {
@@ -70,6 +70,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         }
         false => None,
     };
+    let pending = pending.filter(|_| unread.is_empty() || whole.is_none());
     if whole.is_some() {
         ctl.receiving.stash = Stash::new();
     }

@@ -14,7 +14,8 @@ use clap::Args;
 use slim_lab::{Lab, SeededRng};
 
 use super::LabOptions;
-use crate::failure::{CliError, FAILED, visible};
+use crate::failure::{CliError, FAILED, print, say};
+use crate::page;
 use crate::run::launcher;
 use crate::shell;
 use cells::{MatrixCell, MatrixMode};
@@ -74,12 +75,15 @@ pub fn main(options: &MatrixOptions) -> Result<ExitCode, CliError> {
     let (faults, left_out) = plans::faults(&options.fault, options.seconds)?;
     let (jobs, missing) = jobs::jobs(&options.mpi, &options.command)?;
     for line in left_out.iter().chain(&missing) {
-        eprintln!("slim: {}", visible(line));
+        say(&format!("slim: {line}"));
     }
     let workshop = Workshop::new(options)?;
     let seed = options.seed.unwrap_or_else(SeededRng::seed_from_env);
     let total = faults.len() * jobs.len() * options.with.len() * options.runs as usize;
-    eprintln!("{total} runs, seed {seed}");
+    if let Some(path) = &options.page {
+        page::check(path)?;
+    }
+    say(&format!("{total} runs, seed {seed}"));
     let mut report = MatrixReport {
         seed,
         command: shell::line(env::args_os()),
@@ -99,15 +103,14 @@ pub fn main(options: &MatrixOptions) -> Result<ExitCode, CliError> {
                 for n in 0..u64::from(options.runs) {
                     let run = workshop.run(job, fault, *mode, seed.wrapping_add(n))?;
                     done += 1;
-                    let what = format!(
+                    say(&format!(
                         "{done}/{total} {}, {}, {mode}: {} ({:.1} s, {} faults)",
                         fault.name,
                         job.name(),
                         run.end,
                         run.seconds,
                         run.faults
-                    );
-                    eprintln!("{}", visible(&what));
+                    ));
                     cell.runs.push(run);
                 }
                 cell.repeat = cell
@@ -117,13 +120,13 @@ pub fn main(options: &MatrixOptions) -> Result<ExitCode, CliError> {
             }
         }
     }
-    if let Some(path) = &options.page {
-        report.write_page(path)?;
-    }
-    match options.json {
-        true => println!("{}", report.json()),
-        false => print!("{}", report.text()),
-    }
+    // If one of them cannot be written, the other one holds the results.
+    let page = options.page.as_deref().map(|path| report.write_page(path));
+    print(&match options.json {
+        true => report.json() + "\n",
+        false => report.text(),
+    })?;
+    page.transpose()?;
     Ok(match report.is_good() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(FAILED),

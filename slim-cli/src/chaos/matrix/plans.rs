@@ -118,6 +118,7 @@ pub fn faults(given: &[String], seconds: u32) -> Result<(Vec<MatrixFault>, Vec<S
         possible.map_err(|e| CliError::input(format!("{name}: {e}")))?;
         found.push(fault);
     }
+    name_apart(&mut found)?;
     if given.is_empty() {
         for (name, ..) in BUILT_IN {
             let fault = named(name, seconds)?;
@@ -128,6 +129,23 @@ pub fn faults(given: &[String], seconds: u32) -> Result<(Vec<MatrixFault>, Vec<S
         }
     }
     Ok((found, left_out))
+}
+
+/// Names plans of one name as the user has named them.
+fn name_apart(plans: &mut [MatrixFault]) -> Result<(), CliError> {
+    let names: Vec<_> = plans.iter().map(|fault| fault.name.clone()).collect();
+    for fault in plans.iter_mut() {
+        if names.iter().filter(|name| **name == fault.name).count() > 1 {
+            fault.name.clone_from(&fault.given);
+        }
+    }
+    for (n, fault) in plans.iter().enumerate() {
+        if plans[..n].iter().any(|other| other.name == fault.name) {
+            let twice = format!("{}: named twice", fault.given);
+            return Err(CliError::input(twice));
+        }
+    }
+    Ok(())
 }
 
 fn named(given: &str, seconds: u32) -> Result<MatrixFault, CliError> {
@@ -173,6 +191,24 @@ mod tests {
                 "{name} has no end of its own"
             );
         }
+    }
+
+    #[test]
+    fn plans_of_one_name_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "[[fault]]\nkind = \"kill\"\nstart = 0.1\n";
+        let files = ["a", "b"].map(|place| {
+            let place = dir.path().join(place);
+            std::fs::create_dir(&place).unwrap();
+            let file = place.join("kill.toml");
+            std::fs::write(&file, text).unwrap();
+            file.display().to_string()
+        });
+        let (all, _) = faults(&files, 1).unwrap();
+        let names: Vec<_> = all.into_iter().map(|fault| fault.name).collect();
+        assert_eq!(names, files);
+        let line = faults(&["kill", "kill"].map(String::from), 1).unwrap_err();
+        assert!(line.to_string().contains("twice"), "{line}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use toml::Table;
 use super::plan::Plan;
 use super::trial::{self, RunLimit, TrialEnd};
 use super::{LabOptions, status_number};
-use crate::failure::{CliError, FAILED, visible};
+use crate::failure::{CliError, FAILED, print, say, visible};
 use crate::page::write;
 use crate::run::launcher;
 use crate::shell::line;
@@ -158,11 +158,11 @@ impl ShrinkOptions {
         let limit = RunLimit::Total(Duration::from_secs(self.limit.into()));
         let end = trial::carry_out(&scene, plan, seed, program, limit, || Ok(()))?;
         let met = end.report.faults.iter().filter(|row| row.effect).count();
-        eprintln!(
+        say(&format!(
             "{what}: {} after {:.1} s; faults that met something: {met}",
             described(&end),
             end.took.as_secs_f64()
-        );
+        ));
         Ok(end)
     }
 
@@ -225,9 +225,9 @@ impl ShrinkOptions {
         );
         match &self.output {
             Some(path) => write(path, &text)?,
-            None => print!("{text}"),
+            None => print(&text)?,
         }
-        eprintln!("{found}");
+        say(&found);
         Ok(match is_sure {
             true => ExitCode::SUCCESS,
             false => ExitCode::from(FAILED),
