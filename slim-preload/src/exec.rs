@@ -108,12 +108,20 @@ fn surviving() -> Vec<KeptFlow> {
 /// Makes flows plain TCP, as soon as SLIM holds none of their bytes.
 fn make_plain(all: Vec<KeptFlow>) {
     let limit = Instant::now() + demoting::PATIENCE;
+    notice(&all);
     for (flow, numbers) in all {
         for fd in numbers {
             demoting::hand_over_until(flow, fd, limit);
         }
     }
     announce();
+}
+
+/// Finds out which transports have died: these flows are resumed at the same time, while the first of them is waited for.
+fn notice(all: &[KeptFlow]) {
+    for (flow, numbers) in all {
+        transport::notice(flow, numbers[0]);
+    }
 }
 
 /// Sends what is still to be told to peers of other flows.
@@ -124,6 +132,7 @@ fn announce() {
 /// Leaves these flows for the next program. Those that have to wait too long, or cannot be handed over, become plain TCP.
 fn hand_over(mut kept: Vec<KeptFlow>) {
     let begun = Instant::now();
+    notice(&kept);
     kept.retain(|flow| may_be_handed(flow) || demote(flow, begun + demoting::PATIENCE));
     announce();
     while !kept.is_empty() {
