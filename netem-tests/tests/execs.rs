@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, process::Command, thread, time::Duration};
 
 use common::{
     events::{Events, events_dir},
@@ -55,10 +55,40 @@ except OSError as e:
     print(errno.errorcode[e.errno], flush=True)
 "#;
 
-fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
+/// `giver HOST FILE` sends 50 bytes on each of ten connections, waits until FILE exists, and ends. `taker HOST FILE` connects, waits until FILE
+/// exists, and executes itself. The next program reads.
+const GIFT: &str = r#"
+import errno, os, socket, sys, time
+role, host, file = sys.argv[1:4]
+def wait():
+    while not os.path.exists(file):
+        time.sleep(0.01)
+if role == "giver":
+    listener = socket.create_server((host, 7000), backlog=100)
+    print("READY", flush=True)
+    all = [listener.accept()[0] for n in range(10)]
+    [s.sendall(bytes(range(50))) for s in all]
+    wait()
+    [s.close() for s in all]
+elif role == "taker":
+    all = [socket.create_connection((host, 7000)) for n in range(10)]
+    [s.set_inheritable(True) for s in all]
+    wait()
+    numbers = [str(s.detach()) for s in all]
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], "next", host, "", *numbers])
+else:
+    try:
+        for s in [socket.socket(fileno=int(number)) for number in sys.argv[4:]]:
+            assert s.recv(50, socket.MSG_WAITALL) == bytes(range(50))
+        print("DONE", flush=True)
+    except OSError as e:
+        print(errno.errorcode[e.errno], flush=True)
+"#;
+
+fn start(lab: &Lab, node: usize, program: &str, args: &[&str]) -> Running {
     let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.args(["-c", PROGRAM]).args(args);
-    command.env("PROGRAM", PROGRAM);
+    command.args(["-c", program]).args(args);
+    command.env("PROGRAM", program);
     let library = artifacts::preload().expect("the preload library");
     command.env("LD_PRELOAD", library);
     command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
@@ -76,12 +106,12 @@ fn an_exec_waits_for_all_broken_connections_at_the_same_time() {
     };
     let host = lab.node(1).address(0).to_string();
     let count = CONNECTIONS.to_string();
-    let server = start(&lab, 1, &["server", &host, &count]);
+    let server = start(&lab, 1, PROGRAM, &["server", &host, &count]);
     let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
     assert!(ready, "{:?}", server.lines());
     let go = lab.node(0).tmp().join("go");
     let file = go.display().to_string();
-    let client = start(&lab, 0, &["client", &host, &count, &file]);
+    let client = start(&lab, 0, PROGRAM, &["client", &host, &count, &file]);
     let live = || Events::read(&lab).count("live") == 2 * CONNECTIONS;
     assert!(eventually(Duration::from_secs(5), live), "no sessions");
     // The peers do not see the resets, so only the use of a connection shows that it is broken.
@@ -94,5 +124,38 @@ fn an_exec_waits_for_all_broken_connections_at_the_same_time() {
     fs::write(&go, "").expect("write the file");
     let done = client.wait_line(Duration::from_secs(30), |l| l == "DONE");
     let told = [client.lines(), server.lines()];
+    assert!(done, "{told:?} {}", Events::read(&lab));
+}
+
+/// The peer has closed broken connections and ended. What it had sent before they broke is there for the next program.
+#[test]
+fn bytes_from_before_a_break_outlive_an_exec() {
+    let name = "exec-unread";
+    if !Path::new("/usr/bin/python3").exists() {
+        return skip(name, "python3 is not installed");
+    }
+    let Some(lab) = lab(name, 2, 1) else {
+        return;
+    };
+    let host = lab.node(1).address(0).to_string();
+    let [end, go] = ["end", "go"].map(|name| lab.node(0).tmp().join(name).display().to_string());
+    let giver = start(&lab, 1, GIFT, &["giver", &host, &end]);
+    let ready = giver.wait_line(Duration::from_secs(20), |l| l == "READY");
+    assert!(ready, "{:?}", giver.lines());
+    let taker = start(&lab, 0, GIFT, &["taker", &host, &go]);
+    let live = || Events::read(&lab).count("live") == 20;
+    assert!(eventually(Duration::from_secs(5), live), "no sessions");
+    // Their bytes are on the way, or have arrived.
+    thread::sleep(Duration::from_millis(200));
+    for node in lab.nodes() {
+        let all = Selector::between_hosts();
+        destroy::destroy(node.net(), &all, Amount::All, &mut SeededRng::new(1))
+            .expect("destroy connections");
+    }
+    fs::write(&end, "").expect("write the file");
+    thread::sleep(Duration::from_millis(700));
+    fs::write(&go, "").expect("write the file");
+    let done = taker.wait_line(Duration::from_secs(30), |l| l == "DONE");
+    let told = [taker.lines(), giver.lines()];
     assert!(done, "{told:?} {}", Events::read(&lab));
 }
