@@ -485,11 +485,8 @@ impl Endpoint {
     /// The replay on a new transport makes no progress: its path drops everything, or long packets. The kernel has reported no fault, and will
     /// not for a long time.
     pub fn replay_stalled(&mut self, now: Time, token: FlowToken) {
-        if !self
-            .flows
-            .get(&token)
-            .is_some_and(|flow| flow.change.pump.is_some())
-        {
+        let flow = self.flows.get(&token);
+        if flow.is_none_or(|flow| flow.change.pump.is_none()) {
             return;
         }
         let was_deaf = self.silences.was_deaf(now, token);
