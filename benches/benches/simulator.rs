@@ -20,6 +20,8 @@ mod net;
 mod node;
 #[path = "../../slim-core/tests/sim/offset.rs"]
 mod offset;
+#[path = "../../slim-core/tests/sim/outage.rs"]
+mod outage;
 #[path = "../../slim-core/tests/sim/stats.rs"]
 mod stats;
 #[path = "../../slim-core/tests/sim/tcp.rs"]

@@ -134,6 +134,7 @@ impl EventLog {
                     | EscalateReason::NoWitness,
                 ..
             }
+            | Event::Hold
             | Event::Accuse => self.log.warn(text),
             Event::Escalate { .. }
             | Event::Suspend { .. }

@@ -104,7 +104,11 @@ impl Shared {
         driver.tasks.drain(|task| (self.spawn)(self, task));
         if driver.survivor.any_away() {
             turn::request();
-            self.look_at_own();
+            match driver.rests() {
+                // The thread sleeps until something happens, or a minute has passed.
+                true => self.check_own(),
+                false => self.look_at_own(),
+            }
         }
         self.arm(&driver);
         // This turn may have closed old transports of the application.
@@ -120,14 +124,24 @@ impl Shared {
         }
         let shared = self.clone();
         task::spawn(async move {
-            while shared.driver.borrow().survivor.any_away() {
+            while shared.waits_for_network() {
                 time::sleep(LOOK).await;
-                if shared.commands.get_ref().is_lost() {
-                    panic::give_up(panic::LOST);
-                }
+                shared.check_own();
             }
             shared.looks.set(false);
         });
+    }
+
+    /// Whether flows are without a transport, and not only held.
+    fn waits_for_network(&self) -> bool {
+        let driver = self.driver.borrow();
+        driver.survivor.any_away() && !driver.rests()
+    }
+
+    fn check_own(&self) {
+        if self.commands.get_ref().is_lost() {
+            panic::give_up(panic::LOST);
+        }
     }
 
     /// Whether connections wait to be accepted because descriptors are short. Then none may be spent on connecting.
@@ -219,7 +233,7 @@ impl Shared {
     fn arm(&self, driver: &Driver) {
         let next = [
             driver.endpoint.poll_timeout(),
-            driver.watch.next(),
+            driver.watch.next(driver.endpoint.hold_timer().is_some()),
             driver.survivor.next_exit(),
         ]
         .into_iter()

@@ -22,6 +22,7 @@
 //! | [`config`] | the user's settings, checked once |
 //! | [`event`] | the event log: what happened to each flow |
 //! | [`endpoint`] | all flows of one process: the state machine |
+//! | `meeting` | where processes find each other after their addresses have changed; a part of the witness |
 //! | [`saved`] | values as bytes, for the next program of a process that executes one |
 //! | `addr` | addresses in canonical form, the same at both ends |
 //! | `sync` | atomics of the standard library or of loom |
@@ -65,6 +66,7 @@ pub mod endpoint;
 pub mod event;
 pub mod gate;
 pub mod ids;
+mod meeting;
 pub mod memory;
 pub mod replay;
 pub mod saved;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use crate::auth::{JobKey, code_with_job, seal_with_job, verify_with_job};
 use crate::ids::{EndpointId, Time};
+use crate::meeting::Meeting;
 use crate::wire::{self, Accuse, Lost, Message, Ruling};
 
 /// Begins what a cookie is derived from.
@@ -83,6 +84,7 @@ pub struct Witness {
     open: BTreeMap<(EndpointId, EndpointId), Accusation>,
     lost: BTreeMap<EndpointId, Convict>,
     out: VecDeque<(SocketAddr, Vec<u8>)>,
+    meeting: Meeting,
 }
 
 /// An accusation that waits for others.
@@ -118,6 +120,7 @@ impl Witness {
             open: BTreeMap::new(),
             lost: BTreeMap::new(),
             out: VecDeque::new(),
+            meeting: Meeting::default(),
         }
     }
 
@@ -138,6 +141,14 @@ impl Witness {
                     for (accuser, at) in std::mem::take(&mut convict.accusers) {
                         self.tell(at, accuser, fenced.endpoint, Ruling::Settled);
                     }
+                }
+            }
+            Message::Where(message) => {
+                let mut answers = VecDeque::new();
+                self.meeting.on_where(from, &message, &mut answers);
+                for (to, here) in answers {
+                    let data = seal_with_job(Some(&self.key), &Message::Here(here));
+                    self.out.push_back((to, data));
                 }
             }
             _ => {}

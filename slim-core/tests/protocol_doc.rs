@@ -130,6 +130,25 @@ fn offsets(kind: Kind) -> Vec<usize> {
         Kind::Lost => vec![lost::TO, lost::LOST, lost::STATE, lost::COOKIE, lost::MAC],
         Kind::Fenced => vec![fenced::ENDPOINT_ID, fenced::MAC],
         Kind::Relay => vec![relay::PORT, relay::ADDR_LIST, relay::MAC],
+        Kind::Where => vec![
+            asking::SENDER,
+            asking::WANTED,
+            asking::KNOWN,
+            asking::SERIAL,
+            asking::RESUME_PORT,
+            asking::CONTROL_PORT,
+            asking::ADDR_LIST,
+            asking::MAC,
+        ],
+        Kind::Here => vec![
+            here::TO,
+            here::ENDPOINT_ID,
+            here::SERIAL,
+            here::RESUME_PORT,
+            here::CONTROL_PORT,
+            here::ADDR_LIST,
+            here::MAC,
+        ],
     }
 }
 

@@ -35,6 +35,8 @@ mod net;
 mod node;
 #[path = "sim/offset.rs"]
 mod offset;
+#[path = "sim/outage.rs"]
+mod outage;
 #[path = "sim/stats.rs"]
 mod stats;
 #[path = "sim/tcp.rs"]
@@ -46,14 +48,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dice::{mix, number};
 use kinds::Kinds;
+use outage::Course;
 use stats::Stats;
 use world::{Mutation, World};
 
 fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<(), String>) {
+    run_world(|| World::new(seed, mutation, kinds))
+}
+
+fn run_world(world: impl FnOnce() -> World) -> (Stats, Result<(), String>) {
     let mut stats = Stats::default();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, mutation, kinds);
-        world.trace = mutation.is_none() && number("SLIM_SIM_SEED").is_some();
+        let mut world = world();
+        world.trace = world.mutation.is_none() && number("SLIM_SIM_SEED").is_some();
         let outcome = world.run();
         stats = world.stats;
         outcome
@@ -64,8 +71,13 @@ fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<()
 
 /// Runs all seeds, and returns their number and what they contained; or runs the one that `SLIM_SIM_SEED` names.
 fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
+    run_worlds(1, |seed| World::new(seed, None, kinds(seed)))
+}
+
+/// `share`: the worlds take so many times longer than usual, so that fewer are run.
+fn run_worlds(share: u64, world: impl Fn(u64) -> World) -> Option<(u64, Stats)> {
     if let Some(seed) = number("SLIM_SIM_SEED") {
-        let (stats, outcome) = run(seed, None, kinds(seed));
+        let (stats, outcome) = run_world(|| world(seed));
         println!("seed {seed}: {outcome:?}, {stats:?}");
         outcome.unwrap();
         return None;
@@ -75,10 +87,11 @@ fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
     } else {
         20_000
     });
+    let seeds = seeds.div_ceil(share);
     let first = number("SLIM_SIM_FIRST").unwrap_or(0);
     let mut total = Stats::default();
     for seed in first..first + seeds {
-        let (stats, outcome) = run(seed, None, kinds(seed));
+        let (stats, outcome) = run_world(|| world(seed));
         total.add(&stats);
         if let Err(problem) = outcome {
             panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
@@ -126,6 +139,53 @@ fn flows_go_through_the_witness_and_back() {
         to_relay > seeds / 8 && to_tcp > seeds / 100 && total.blackouts > seeds / 5,
         "{total:?}"
     );
+}
+
+/// `full`: the outage takes 72 hours.
+fn run_outages(course: Course, full: bool, share: u64) -> Option<(u64, Stats)> {
+    run_worlds(share, |seed| World::outage(seed, course, full))
+}
+
+#[test]
+fn hosts_that_both_change_their_addresses_in_72_hours_find_each_other() {
+    let Some((seeds, total)) = run_outages(Course::BothMove, true, 20) else {
+        return;
+    };
+    let minutes = total.rested / 60;
+    assert!(
+        total.held > seeds && total.resumes > seeds && total.wakes <= minutes,
+        "{total:?}"
+    );
+    assert!(
+        total.wakes > minutes / 2 && minutes > seeds * 70 * 60,
+        "{total:?}"
+    );
+}
+
+#[test]
+fn a_held_flow_goes_on_when_an_address_is_found() {
+    for course in [Course::OneMoves, Course::OneReturns, Course::Flaps] {
+        let Some((seeds, total)) = run_outages(course, false, 40) else {
+            continue;
+        };
+        assert!(
+            total.held > seeds && total.resumes > seeds,
+            "{course:?}: {total:?}"
+        );
+    }
+}
+
+#[test]
+fn a_held_flow_ends_when_the_user_wants_or_the_peer_process_has_ended() {
+    for course in [Course::TooLong, Course::Dies] {
+        let Some((seeds, total)) = run_outages(course, false, 40) else {
+            continue;
+        };
+        assert!(
+            total.held > seeds && total.escalations > seeds,
+            "{course:?}: {total:?}"
+        );
+    }
 }
 
 /// The connection of an exchange of 64 KiB is killed after a given number of arrived bytes, in either direction: every number in the long

@@ -16,8 +16,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an exiting process waits for flows whose last bytes are not delivered.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long an exiting process waits for flows whose last bytes are not delivered, unless the user wants flows to be held for longer.
+const LEAST: Duration = Duration::from_secs(60);
 /// How much longer a second exit waits for the first.
 const SECOND: Duration = Duration::from_secs(5);
 
@@ -34,6 +34,10 @@ unsafe extern "C" {
     fn at_quick_exit(f: extern "C" fn()) -> c_int;
     fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
     -> c_int;
+}
+
+fn limit() -> Duration {
+    LEAST.max(runtime::hold())
 }
 
 /// Registers the handlers, when the library is loaded.
@@ -116,7 +120,7 @@ fn end((thread, since): (c_int, Instant)) {
         return;
     }
     while ENDED.load(Ordering::Acquire) == 0
-        && let Some(left) = (LIMIT + SECOND).checked_sub(since.elapsed())
+        && let Some(left) = (limit() + SECOND).checked_sub(since.elapsed())
     {
         let _ = sys::futex_wait(&ENDED, 0, Some(left));
     }
@@ -141,7 +145,7 @@ fn end_connections(since: Instant) {
     });
     // The first call lets the agent find out which closed flows have lost their transport. The second call waits for
     // those, and returns at once when there are none.
-    let left = || LIMIT.saturating_sub(since.elapsed());
+    let left = || limit().saturating_sub(since.elapsed());
     let answers = runtime::with_agent(|a| {
         // On a busy machine the agent answers late. The second call would then return before the agent knows.
         let looked = a.drain_exit(Duration::ZERO) || a.flush(left());

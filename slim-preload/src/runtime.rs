@@ -144,6 +144,11 @@ pub fn time_to_answer(at_once: bool) -> Duration {
     config().hello_timeout / if at_once { 300 } else { 30 }
 }
 
+/// For how long flows are held after their attempts have failed.
+pub fn hold() -> Duration {
+    config().hold.unwrap_or_default()
+}
+
 /// The settings, read once by the first process of a family of forks: some programs (nginx) clear their environment before
 /// they fork. Problems in the settings are reported once.
 fn config() -> &'static Config {

@@ -58,6 +58,7 @@ impl Driver {
                 self.release(token);
             }
             Action::Suspend { token } => self.suspend(token),
+            Action::Look { token } => self.look_at_held(token),
             Action::Verify { token } => self.verify(token),
             Action::Drain { token } => self.drain(token, action),
             Action::Install {

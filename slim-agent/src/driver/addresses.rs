@@ -26,7 +26,8 @@ impl Driver {
         let (all, networks) = self.addresses.clone();
         let (control, tasks) = (&mut self.control, &mut self.tasks);
         let serve = |ip| control.serve_at(SocketAddr::new(ip, 0), tasks);
-        self.endpoint.set_addrs(served_first(all, serve), networks);
+        let served = served_first(all, serve);
+        self.endpoint.set_addrs(self.now(), served, networks);
     }
 
     /// The own addresses have been read again.
@@ -35,7 +36,8 @@ impl Driver {
             self.log
                 .info(|| format!("own addresses are now {:?}", addresses.0));
             let before = mem::replace(&mut self.addresses, addresses.clone());
-            self.endpoint.set_addrs(addresses.0, addresses.1);
+            self.endpoint
+                .set_addrs(self.now(), addresses.0, addresses.1);
             let (endpoint, announced) = (&self.endpoint, &self.addresses.0);
             if self.control.is_networked() {
                 let has =

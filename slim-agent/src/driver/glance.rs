@@ -61,7 +61,8 @@ impl Driver {
     pub(super) fn glance(&mut self, now: Time) {
         let mut ways = 0;
         for token in self.watch.glanced_at() {
-            if self.carriers.contains_key(&token) || self.watch.is_busy(token) {
+            let held = self.endpoint.is_held(token);
+            if held || self.carriers.contains_key(&token) || self.watch.is_busy(token) {
                 continue;
             }
             ways = ways.max(self.endpoint.in_use(now, token));

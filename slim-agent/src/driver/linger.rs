@@ -199,7 +199,8 @@ impl Driver {
     /// nothing, because its application does not read, is not waited for.
     pub(crate) fn needs_process(&mut self, now: Time, token: FlowToken) -> bool {
         // No kernel delivers the end of a relayed flow.
-        if self.endpoint.lacks_transport(token) || self.endpoint.is_relayed(token) {
+        let away = self.endpoint.lacks_transport(token) || self.endpoint.is_held(token);
+        if away || self.endpoint.is_relayed(token) {
             return true;
         }
         let Some(ending) = self.watch.linger.ending else {
@@ -221,6 +222,8 @@ impl Driver {
         let carried = !self.endpoint.lacks_transport(token);
         if self.watch.linger.note(now, token, owed, carried) {
             self.orphan(now, token, LingerLimit::Time);
+        } else if self.endpoint.is_held(token) {
+            // It is looked at again when the timer of the held flows fires, or when it is live again.
         } else if let Some(at) = self.watch.linger.again(now, token) {
             self.watch.look_at_lingering(at, token);
         }

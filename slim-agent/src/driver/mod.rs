@@ -9,6 +9,7 @@ mod ending;
 mod executing;
 mod flows;
 mod glance;
+mod held;
 mod linger;
 mod listeners;
 mod watch;
@@ -78,6 +79,8 @@ pub(crate) enum Notice {
     Gone(FlowToken),
     /// The front end keeps too many bytes of a relayed flow.
     Full(FlowToken),
+    /// The bytes of a held flow have moved on its old transport.
+    Moves(FlowToken),
     Unlistened(SocketAddr),
 }
 
@@ -153,7 +156,7 @@ impl Driver {
             },
             for_core,
         );
-        endpoint.set_addrs(addresses.clone(), networks.clone());
+        endpoint.set_addrs(together.short.now(), addresses.clone(), networks.clone());
         let mut control = Control::new(ports, log);
         if let Some((known, maps)) = before {
             endpoint.continue_serial(known.serial);
@@ -419,6 +422,7 @@ impl Driver {
                     self.endpoint.finish(now, token, seq, how);
                 }
                 Some(Notice::Gone(token)) => self.gone(now, token),
+                Some(Notice::Moves(token)) => self.endpoint.moves_on(token),
                 Some(Notice::Full(token)) => self.endpoint.handle_full(now, token),
                 Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
                 None => break,
@@ -607,7 +611,7 @@ impl Driver {
     pub(crate) fn tidy(&mut self, now: Time) -> bool {
         let claims = self.claims.tidy(now);
         let past = self.endpoint.tidy(now);
-        if !past {
+        if !past && !self.endpoint.remembers_flows() {
             self.leave_unused();
         }
         past || claims

@@ -64,6 +64,8 @@ pub(crate) struct Watch {
     unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
     pub(super) glance: Glance,
+    /// Held flows whose transport has only stalled: how much was acknowledged.
+    pub(super) held: HashMap<FlowToken, u64>,
 }
 
 /// Progress of a slow flow.
@@ -116,23 +118,20 @@ impl Watch {
             unlistened: HashMap::new(),
             stall: config.stall,
             glance: Glance::default(),
+            held: HashMap::new(),
         }
     }
 
-    /// When to call [`Driver::on_time`].
-    pub(crate) fn next(&self) -> Option<Time> {
+    /// When to call [`Driver::on_time`]. While flows are held, old entries are discarded when those are looked at, so that the thread does not
+    /// wake more often.
+    pub(crate) fn next(&self, holds: bool) -> Option<Time> {
+        let tidy_at = self.tidy_at.filter(|_| !holds);
         let look = self.agenda.first().map(|(at, ..)| *at);
         let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
-        [
-            look,
-            unlistened,
-            self.sweep_at,
-            self.tidy_at,
-            self.glance.next(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        [look, unlistened, self.sweep_at, tidy_at, self.glance.next()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
@@ -213,6 +212,7 @@ impl Watch {
     pub(crate) fn forget(&mut self, token: FlowToken) {
         self.slow.remove(&token);
         self.glance.forget(token);
+        self.held.remove(&token);
         self.busy.remove(&token);
         self.verifying.remove(&token);
         self.linger.forget(token);
@@ -241,8 +241,12 @@ impl Watch {
 impl Driver {
     /// Carries out what is due.
     pub(crate) fn on_time(&mut self, now: Time) {
+        let holds = self.endpoint.hold_timer();
         if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
             self.endpoint.handle_timeout(now);
+        }
+        if holds.is_some_and(|at| at <= now) {
+            self.look_at_held_lingering(now);
         }
         if self.watch.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
@@ -403,6 +407,10 @@ impl Driver {
         let Some(io) = self.survivor.io(token) else {
             return false;
         };
+        if self.endpoint.is_held(token) {
+            // Going live marks it dirty again.
+            return false;
+        }
         let state = self.endpoint.state(token);
         match state {
             Some(State::Live | State::Negotiating) => {}

@@ -185,6 +185,11 @@ impl Survivor {
         !self.away.borrow().is_empty()
     }
 
+    /// Whether this holds for all flows that are without a transport.
+    pub(crate) fn all_away(&self, holds: impl Fn(FlowToken) -> bool) -> bool {
+        self.away.borrow().iter().all(|token| holds(*token))
+    }
+
     /// Adds a thread that waits to exit.
     pub(crate) fn add_exiting(&self, until: Time, done: Done) {
         self.exiting.borrow_mut().push((until, done));

@@ -28,11 +28,15 @@ use crate::settings::Settings;
 /// How often the witness looks whether `mpirun` has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Decide who is lost when two ranks cannot reach each other (started by `slim run`, with a UDP socket as standard input).
+/// Decide who is lost when two ranks cannot reach each other, and tell processes whose addresses have changed where their peers are. `slim run`
+/// starts a witness, with a UDP socket as standard input, where a job needs one.
 #[derive(Args, Debug)]
 pub struct WitnessOptions {
-    /// Process id of mpirun.
-    pub launcher: u32,
+    /// Process id of the process with which the witness ends (mpirun); without it, it goes on until it is ended.
+    pub launcher: Option<u32>,
+    /// The address and port where the witness is; without it, the socket is the standard input.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<SocketAddr>,
 }
 
 /// Whether the job runs with recovery (`mpirun --with-ft`), so that it goes on without a lost rank.
@@ -93,8 +97,14 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
     let Some(key) = config.job_key else {
         return Err(CliError::input("the witness of the job needs a job key"));
     };
-    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
-    let socket = UdpSocket::from(socket);
+    let socket = match options.listen {
+        Some(at) => UdpSocket::bind(at).map_err(failed)?,
+        None => io::stdin()
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(failed)?
+            .into(),
+    };
     socket.set_nonblocking(true).map_err(failed)?;
     let at = socket.local_addr().map_err(failed)?;
     let is_v6 = at.is_ipv6();
@@ -106,7 +116,7 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
     let start = Instant::now();
     let mut witness = Witness::new(key, beside::random().map_err(failed)?);
     let mut told = BTreeSet::new();
-    while !beside::is_over(options.launcher) {
+    while !options.launcher.is_some_and(beside::is_over) {
         let now = time(start);
         let mut buffer = [0; MAX_LEN];
         while let Ok((len, from)) = socket.recv_from(&mut buffer) {

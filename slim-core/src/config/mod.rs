@@ -8,6 +8,7 @@ mod peers;
 mod problem;
 mod sharing;
 mod value;
+mod variables;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -19,134 +20,9 @@ use crate::wire;
 
 pub use peers::{Net, Peers};
 pub use problem::Problem;
+pub use variables::{VARIABLES, Variable};
 
 use value::{Bad, addresses, duration, durations, number};
-
-/// A variable that SLIM reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// The values that it takes.
-    pub allowed: &'static str,
-    /// The value that is used if it is not set, or set to a value that it does not take.
-    pub default: &'static str,
-    /// What it does, in one line.
-    pub help: &'static str,
-}
-
-impl Variable {
-    /// Whether it sets the job key. Going on without the key that was asked for would be less safe.
-    fn is_key(&self) -> bool {
-        self.name.starts_with("SLIM_JOB_KEY")
-    }
-}
-
-/// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 17] = [
-    Variable {
-        name: "SLIM",
-        allowed: "off, preferred or required (also 0, 1, on)",
-        default: "preferred",
-        help: "off: connections get no session; preferred: they get one if the peer has SLIM; required: they fail without one",
-    },
-    Variable {
-        name: "SLIM_ATTEMPTS",
-        allowed: "a whole number from 1 to 16",
-        default: "3",
-        help: "how many attempts are made to replace a lost connection before the application gets the error",
-    },
-    Variable {
-        name: "SLIM_ATTEMPT_TIMEOUTS",
-        allowed: "1 to 16 numbers of seconds from 0.05 to 600, separated by commas",
-        default: "3,12,45",
-        help: "how long each attempt may take; the last one counts for all further attempts",
-    },
-    Variable {
-        name: "SLIM_DEADLINE",
-        allowed: "seconds from 0.05 to 86400, or 0 for none",
-        default: "0",
-        help: "how long all attempts together may take",
-    },
-    Variable {
-        name: "SLIM_HELLO_TIMEOUT",
-        allowed: "seconds from 0.05 to 60",
-        default: "3",
-        help: "how long to ask the peer for SLIM before the connection stays plain TCP",
-    },
-    Variable {
-        name: "SLIM_STALL",
-        allowed: "seconds from 0.05 to 3600, or 0 for off",
-        default: "1",
-        help: "how long data may stay unacknowledged before a new connection is tried beside the old one",
-    },
-    Variable {
-        name: "SLIM_LINGER",
-        allowed: "seconds from 1 to 3600",
-        default: "120",
-        help: "how long a closed connection is kept for a resume while its peer takes nothing of what was sent",
-    },
-    Variable {
-        name: "SLIM_LINGER_MEMORY",
-        allowed: "a whole number of MiB from 1 to 65536",
-        default: "64",
-        help: "how much may be kept for all closed connections of a process",
-    },
-    Variable {
-        name: "SLIM_JOB_KEY",
-        allowed: "at least 16 characters",
-        default: "no key",
-        help: "a secret that only processes of this job know",
-    },
-    Variable {
-        name: "SLIM_JOB_KEY_FILE",
-        allowed: "a file of at least 16 bytes that only its owner can read, and SLIM_JOB_KEY not set",
-        default: "no key",
-        help: "a file that holds the secret",
-    },
-    Variable {
-        name: "SLIM_PEERS",
-        allowed: "all, none, or a list of private, local, networks (192.0.2.0/24) and addresses, separated by commas",
-        default: "private,local",
-        help: "which hosts are asked for SLIM, and answered",
-    },
-    Variable {
-        name: "SLIM_WITNESS",
-        allowed: "up to 8 addresses with a port (192.0.2.1:4000), separated by commas, and a job key",
-        default: "no witness",
-        help: "where the witness of the job is, which decides who is lost when two processes cannot reach each other",
-    },
-    Variable {
-        name: "SLIM_RELAY",
-        allowed: "on or off",
-        default: "on",
-        help: "whether two processes that both reach the witness, but not each other, go on through the witness",
-    },
-    Variable {
-        name: "SLIM_LOST_IF",
-        allowed: "the name of an environment variable",
-        default: "no condition",
-        help: "only processes that have this variable in their environment can be lost: SLIM_WITNESS and SLIM_WHEN_LOST count in them only",
-    },
-    Variable {
-        name: "SLIM_WHEN_LOST",
-        allowed: "error or exit",
-        default: "no setting: error with a witness, and nobody is lost without one",
-        help: "what a process does that is lost: all its connections end with an error, or it ends itself (SIGKILL)",
-    },
-    Variable {
-        name: "SLIM_EVENTS",
-        allowed: "a path; %p is the process id, %h the host name, %% a percent sign",
-        default: "no event log",
-        help: "where to write the event log, one JSON object per line",
-    },
-    Variable {
-        name: "SLIM_LOG",
-        allowed: "off, error, warn, info, debug or trace",
-        default: "warn",
-        help: "how much to log on standard error",
-    },
-];
 
 /// Variables of the `slim` program. A process that it starts finds them in its environment, and
 /// ignores them.
@@ -160,6 +36,9 @@ pub const MIN_JOB_KEY: usize = 16;
 
 /// Most attempts, and most attempt timeouts, that can be asked for.
 pub const MAX_ATTEMPTS: u32 = 16;
+
+/// Longest time, in seconds, for which a flow can be held.
+pub const MAX_HOLD: f64 = 30.0 * 86_400.0;
 
 /// Whether flows get a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -208,6 +87,8 @@ pub struct Config {
     pub attempt_timeouts: Vec<Duration>,
     /// How long all attempts of a resume may take together.
     pub deadline: Option<Duration>,
+    /// How long a flow is held after its attempts have failed.
+    pub hold: Option<Duration>,
     /// How long negotiation waits for the peer.
     pub hello_timeout: Duration,
     /// How long data may stay unacknowledged before the flow counts as stalled; zero: for ever.
@@ -225,6 +106,9 @@ pub struct Config {
     pub peers: Peers,
     /// Where the witness is. Only with a job key: who can forge its messages can end processes.
     pub witness: Vec<SocketAddr>,
+    /// Where processes whose addresses have changed find each other. Only with a job key: who can forge its messages can lead connections
+    /// astray.
+    pub meet: Vec<SocketAddr>,
     /// Whether the witness passes on the bytes of two processes that cannot reach each other.
     pub relay: bool,
     /// The variable that a process has in its environment if it can be lost. [`from_vars`](Config::from_vars) has looked.
@@ -245,6 +129,7 @@ impl Default for Config {
             attempts: 3,
             attempt_timeouts: [3, 12, 45].map(Duration::from_secs).to_vec(),
             deadline: None,
+            hold: None,
             hello_timeout: Duration::from_secs(3),
             stall: Duration::from_secs(1),
             linger: Duration::from_secs(120),
@@ -253,6 +138,7 @@ impl Default for Config {
             job_key_file: None,
             peers: Peers::default(),
             witness: Vec::new(),
+            meet: Vec::new(),
             relay: true,
             lost_if: None,
             when_lost: None,
@@ -304,6 +190,10 @@ impl Config {
         if config.job_key.is_some() && config.job_key_file.take().is_some() {
             problems.push(Problem::two_keys());
         }
+        if config.meet.is_empty() {
+            // Also where nobody can be lost.
+            config.meet.clone_from(&config.witness);
+        }
         if let Some(condition) = &config.lost_if
             && !others.contains(condition)
         {
@@ -313,7 +203,12 @@ impl Config {
         let keyed = config.job_key.is_some() || config.job_key_file.is_some();
         if !keyed && !config.witness.is_empty() {
             config.witness.clear();
+            config.meet.clear();
             problems.push(Problem::witness_without_key());
+        }
+        if !keyed && !config.meet.is_empty() {
+            config.meet.clear();
+            problems.push(Problem::meet_without_key());
         }
         (config, problems)
     }
@@ -336,6 +231,10 @@ impl Config {
                 let deadline = zero_or(value, 86_400.0)?;
                 self.deadline = (!deadline.is_zero()).then_some(deadline);
             }
+            "SLIM_HOLD" => {
+                let hold = zero_or(value, MAX_HOLD)?;
+                self.hold = (!hold.is_zero()).then_some(hold);
+            }
             "SLIM_HELLO_TIMEOUT" => self.hello_timeout = duration(value, 0.05..=60.0)?,
             "SLIM_STALL" => self.stall = zero_or(value, 3600.0)?,
             "SLIM_LINGER" => self.linger = duration(value, 1.0..=3600.0)?,
@@ -349,6 +248,7 @@ impl Config {
             "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
             "SLIM_PEERS" => self.peers = Peers::parse(value)?,
             "SLIM_WITNESS" => self.witness = addresses(value, wire::MAX_ADDRS)?,
+            "SLIM_MEET" => self.meet = addresses(value, wire::MAX_ADDRS)?,
             "SLIM_RELAY" => self.relay = on_or_off(value)?,
             "SLIM_LOST_IF" => self.lost_if = Some(variable_name(value)?),
             "SLIM_WHEN_LOST" => self.when_lost = Some(when_lost(value)?),

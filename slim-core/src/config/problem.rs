@@ -71,6 +71,15 @@ impl Problem {
         }
     }
 
+    pub(super) fn meet_without_key() -> Self {
+        Problem {
+            variable: "SLIM_MEET".to_owned(),
+            mistake: "SLIM_MEET: there is no job key, so anybody could say where processes are"
+                .to_owned(),
+            then: "processes whose addresses have both changed do not find each other".to_owned(),
+        }
+    }
+
     pub(super) fn two_keys() -> Self {
         Problem {
             variable: "SLIM_JOB_KEY_FILE".to_owned(),

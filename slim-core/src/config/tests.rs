@@ -58,6 +58,7 @@ fn every_variable_sets_its_value() {
         ("SLIM_ATTEMPTS", "5"),
         ("SLIM_ATTEMPT_TIMEOUTS", "0.05, 2,600"),
         ("SLIM_DEADLINE", "90"),
+        ("SLIM_HOLD", "86400"),
         ("SLIM_HELLO_TIMEOUT", ".5"),
         ("SLIM_STALL", "0"),
         ("SLIM_LINGER", "30"),
@@ -65,6 +66,7 @@ fn every_variable_sets_its_value() {
         ("SLIM_JOB_KEY", "0123456789abcdef"),
         ("SLIM_PEERS", "192.0.2.0/24"),
         ("SLIM_WITNESS", "192.0.2.1:40, [2001:db8::1]:41"),
+        ("SLIM_MEET", "192.0.2.9:42"),
         ("SLIM_RELAY", "off"),
         ("RANK", "0"),
         ("SLIM_LOST_IF", "RANK"),
@@ -79,6 +81,7 @@ fn every_variable_sets_its_value() {
             attempts: 5,
             attempt_timeouts: [50, 2000, 600_000].map(Duration::from_millis).to_vec(),
             deadline: Some(Duration::from_secs(90)),
+            hold: Some(Duration::from_secs(86_400)),
             hello_timeout: Duration::from_millis(500),
             stall: Duration::ZERO,
             linger: Duration::from_secs(30),
@@ -89,6 +92,7 @@ fn every_variable_sets_its_value() {
             witness: ["192.0.2.1:40", "[2001:db8::1]:41"]
                 .map(|at| at.parse().unwrap())
                 .to_vec(),
+            meet: vec!["192.0.2.9:42".parse().unwrap()],
             relay: false,
             lost_if: Some("RANK".into()),
             when_lost: Some(WhenLost::Exit),
@@ -115,6 +119,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
             &["0", "601", "3,,4", "3;4", "inf", "1e1", "NaN", ","],
         ),
         ("SLIM_DEADLINE", &["-1", "0.01", "86401", "1 minute"]),
+        ("SLIM_HOLD", &["-1", "0.01", "2592001", "1 day"]),
         ("SLIM_HELLO_TIMEOUT", &["0", "61", "+1"]),
         ("SLIM_STALL", &["0.01", "3601", "off"]),
         ("SLIM_LINGER", &["0", "0.5", "3601", "off"]),
@@ -123,6 +128,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
             "SLIM_WITNESS",
             &["192.0.2.1", "host:4000", "0.0.0.0:1", "192.0.2.1:0"],
         ),
+        ("SLIM_MEET", &["192.0.2.1", "host:4000"]),
         ("SLIM_RELAY", &["1", "yes"]),
         ("SLIM_LOST_IF", &["A B", "RANK=1", "SLIM_JOB_KEY"]),
         ("SLIM_WHEN_LOST", &["die", "1"]),
@@ -149,6 +155,29 @@ fn a_witness_needs_a_job_key() {
     );
     let file = good(&[witness, ("SLIM_JOB_KEY_FILE", "/etc/key")]);
     assert_eq!(file.witness.len(), 1);
+}
+
+#[test]
+fn processes_meet_at_the_witness_unless_another_place_is_named() {
+    let key = ("SLIM_JOB_KEY", "0123456789abcdef");
+    let witness = ("SLIM_WITNESS", "192.0.2.1:40");
+    let meet = ("SLIM_MEET", "192.0.2.9:42");
+    let at = |vars: &[(&str, &str)]| {
+        good(vars)
+            .meet
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(at(&[key, witness]), [witness.1]);
+    assert_eq!(at(&[key, witness, meet]), [meet.1]);
+    assert_eq!(at(&[key, meet]), [meet.1]);
+    // A daemon, which cannot be lost, may be looked for.
+    assert_eq!(at(&[key, witness, ("SLIM_LOST_IF", "RANK")]), [witness.1]);
+    assert_eq!(
+        bad(meet.0, meet.1),
+        "SLIM_MEET: there is no job key, so anybody could say where processes are; processes whose addresses have both changed do not find each other"
+    );
 }
 
 #[test]

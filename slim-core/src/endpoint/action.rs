@@ -120,6 +120,11 @@ pub enum Action {
         /// Length of the peer's whole stream.
         seq: u64,
     },
+    /// The flow is held, and its transport has only stalled: if its bytes have moved, call [`moves_on`](super::Endpoint::moves_on).
+    Look {
+        /// Which flow.
+        token: FlowToken,
+    },
     /// Give the flow up. Its old transport may or may not have been drained. The application reads all received
     /// bytes before it sees the verdict.
     Escalate {

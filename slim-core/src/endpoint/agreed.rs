@@ -115,6 +115,7 @@ impl Endpoint {
             resume_port: told.resume_port,
             control_port: told.control_port,
             features: told.features & feature::ALL,
+            moved: false,
         });
         if self.features & told.features & feature::TRANSPORTS != 0 {
             let told = ToldLocators {

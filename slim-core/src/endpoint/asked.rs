@@ -184,6 +184,7 @@ impl Endpoint {
             resume_port: hello.resume_port,
             control_port: hello.control_port,
             features: hello.features & feature::ALL,
+            moved: false,
         });
         Peer {
             process,

@@ -112,6 +112,9 @@ impl Endpoint {
         let Some(outage) = &mut flow.outage else {
             return;
         };
+        if let Some(hold) = &mut outage.hold {
+            hold.rests = false;
+        }
         let Some(attempts) = &mut outage.attempts else {
             outage.attempts = Some(Attempts {
                 n: 0,
@@ -268,7 +271,7 @@ impl Endpoint {
             return self.believe_eof(now, token);
         }
         if n + 1 < self.config.attempts && !self.is_overdue(now, token) {
-            if n + 2 == self.config.attempts {
+            if n + 2 == self.config.attempts && self.config.hold.is_none() {
                 self.test_others(now, token);
             }
             return self.begin_window(now, token, n + 1);
@@ -281,7 +284,8 @@ impl Endpoint {
     fn is_overdue(&self, now: Time, token: FlowToken) -> bool {
         let outage = self.flows[&token].outage.as_ref();
         let since = outage.map_or(now, |outage| outage.suspected);
-        self.features & feature::WITNESS != 0 && now.since(since) >= self.config.resumable_for()
+        let witnessed = self.features & feature::WITNESS != 0 && self.config.hold.is_none();
+        witnessed && now.since(since) >= self.config.resumable_for()
     }
 
     fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
@@ -294,15 +298,16 @@ impl Endpoint {
         let (patient, silent) = (outage.patient() && !drained, !outage.heard);
         let early = patient && now.since(outage.since) < PATIENCE;
         let witnessed = self.judge_of_flow(token) == Some(Judge::Witness);
+        // If something answers at the peer's host, a transport in use may be better than any new one.
+        if (silent || self.flows[&token].state() != State::Live) && self.hold(now, token) {
+            return;
+        }
         if patient && silent && witnessed && self.accuse(now, token) {
             return self.await_verdicts(now, token);
         }
-        let flow = self.flow(token);
-        if flow.state() == State::Live {
+        if self.flows[&token].state() == State::Live {
             // The cause was only a stall: the old transport is still in use.
-            flow.outage = None;
-            flow.query = None;
-            return self.timers.clear_flow(token);
+            return self.end_stall(token);
         }
         if early {
             return self.begin_window(now, token, n);
@@ -345,7 +350,10 @@ impl Endpoint {
 
     /// No new transport was found in time. If the old transport has only ended, and the peer process has never
     /// answered at a port of its own, the application gets the end of the stream. Otherwise it gets an error.
-    fn give_up(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+    pub(super) fn give_up(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+        if self.hold(now, token) {
+            return;
+        }
         if self.ended_intact(token) && !self.was_reached(token) {
             return self.believe_eof(now, token);
         }

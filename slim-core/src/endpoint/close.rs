@@ -330,6 +330,7 @@ impl Endpoint {
                             self.pairs.forget(now, &query.flow);
                         }
                         self.peer_asks(token);
+                        self.held_asked(now, token, from.ip());
                         return self.out.datagram(from, Some(local), data);
                     }
                     // Without a key the question cannot be answered yet. If the negotiation is over,

@@ -14,7 +14,10 @@ impl Endpoint {
     pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
         // Other hosts get no answer at all, so they do not learn that SLIM is here. The witness, which shows that it has the job key, may be
         // on any host.
-        let from_witness = matches!(wire::kind_of(data), Some(Kind::Lost | Kind::Fenced));
+        let from_witness = matches!(
+            wire::kind_of(data),
+            Some(Kind::Lost | Kind::Fenced | Kind::Here)
+        );
         if !from_witness && !self.may_know(from.ip()) {
             return self.drop_one();
         }
@@ -39,12 +42,14 @@ impl Endpoint {
             Message::Fenced(fenced) => self.on_fenced(now, &parsed, fenced),
             Message::Lost(lost) => self.on_lost(now, from, &parsed, lost),
             Message::Accuse(accuse) => self.on_accuse(now, from, &parsed, accuse),
+            Message::Here(here) => self.on_here(now, &parsed, here),
             Message::Challenge(_)
             | Message::Resume(_)
             | Message::ResumeOk(_)
             | Message::Confirm(_)
             | Message::Refuse(_)
-            | Message::Relay(_) => self.drop_one(),
+            | Message::Relay(_)
+            | Message::Where(_) => self.drop_one(),
         }
     }
 
@@ -59,6 +64,7 @@ impl Endpoint {
             Some((_, id)) if self.was_told(to, id) => {
                 self.query_refused(now, to);
                 self.probe_refused(now, to);
+                self.hold_refused(now, to);
             }
             Some((_, id)) => self.candidate_refused(now, to, id),
             None => self.drop_one(),
@@ -70,8 +76,9 @@ impl Endpoint {
         let is_peer = |token: &FlowToken| {
             let flow = &self.flows[token];
             flow.peer.as_ref().is_some_and(|peer| {
-                let ip =
-                    flow.ends.remote().ip() == to.ip() || peer.process.addrs.contains(&to.ip());
+                // The address of a process that has moved may be another host's by now.
+                let first = !peer.process.moved && flow.ends.remote().ip() == to.ip();
+                let ip = first || peer.process.addrs.contains(&to.ip());
                 ip && peer.process.control_port == to.port()
             })
         };
@@ -89,6 +96,7 @@ impl Endpoint {
                 TimerOwner::Probe(peer) => self.on_probe_timer(now, peer),
                 TimerOwner::Reach(peer) => self.on_reach_timer(now, peer),
                 TimerOwner::Offer(peer) => self.on_offer_timer(now, peer),
+                TimerOwner::Hold => self.on_hold_timer(now),
                 TimerOwner::Silences => self.on_silences_timer(now),
                 TimerOwner::Accusation(accused) => self.on_accusation_timer(now, accused),
                 TimerOwner::Flow(token, timer) => self.on_timer(now, token, timer),

@@ -346,6 +346,9 @@ impl Endpoint {
             flow.change.awaiting = None;
         }
         self.update_state(token);
+        if self.is_held(token) {
+            return;
+        }
         self.timers
             .set(TimerOwner::Flow(token, Timer::PeerSilent), now + PEER_RETRY);
     }

@@ -122,6 +122,12 @@ impl Endpoint {
     /// The destination of the next QUERY about a flow, after `sent` QUERYs without an answer. The peer's addresses take
     /// turns, because another one may be reachable. An address that this host has, too, is left out: it leads to ourselves.
     pub(super) fn turn(&self, token: FlowToken, sent: u32) -> SocketAddr {
+        let all = self.addresses_of_peer(token);
+        all[sent as usize % all.len()]
+    }
+
+    /// The control port of the flow's peer at each of its addresses, and first at the one that the application had connected to.
+    pub(super) fn addresses_of_peer(&self, token: FlowToken) -> Vec<SocketAddr> {
         let flow = &self.flows[&token];
         let first = flow.ends.remote().ip();
         let mut ips = vec![first];
@@ -131,7 +137,7 @@ impl Endpoint {
             let others = peer.process.addrs.iter().copied();
             ips.extend(others.filter(|ip| *ip != first && !self.own.addrs.contains(ip)));
         }
-        flow.peer_at(ips[sent as usize % ips.len()], port)
+        ips.into_iter().map(|ip| flow.peer_at(ip, port)).collect()
     }
 
     /// The source of messages to the peer's address `to`: our control port at the local address of the flow's
@@ -422,6 +428,7 @@ impl Endpoint {
         if let Some(peer) = peer
             && (self.probe_answered(now, peer, status.nonce)
                 || self.path_answered(now, peer, status.nonce)
+                || self.hold_answered(now, peer, status.nonce)
                 || self.reach_answered(peer, status.nonce))
         {
             self.processes.reached(peer);
@@ -476,6 +483,8 @@ impl Endpoint {
             if let Some(peer) = peer
                 && (self.probe_answered(now, peer, unknown.nonce)
                     || self.path_answered(now, peer, unknown.nonce)
+                    || (unknown.endpoint.host == peer.host
+                        && self.hold_answered(now, peer, unknown.nonce))
                     || (unknown.endpoint == peer && self.reach_answered(peer, unknown.nonce)))
             {
                 // A resume connection will get the same answer.

@@ -126,12 +126,14 @@ mod explain;
 mod flow;
 mod handed;
 mod handle;
+mod hold;
 mod initiate;
 mod inquiries;
 mod inquiry;
 mod late;
 mod leave;
 mod locators;
+mod meet;
 mod negotiate;
 mod neighbours;
 mod others;
@@ -174,6 +176,7 @@ pub use again::{Acknowledged, Earlier};
 pub use agreed::{Agreed, Announcement};
 pub use flow::State;
 pub use handed::{HandOver, HandedFlow};
+pub use hold::HOLD_ROUNDS;
 pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
 pub use survey::{PeerStanding, Standing, SurveyedEscalation, SurveyedFlow, SurveyedPeer};
@@ -184,12 +187,13 @@ use asked::Askers;
 use candidates::Candidates;
 use close::{TOMB_AGE, Tombs};
 use ends::Ends;
+use hold::Holds;
 use inquiries::Inquiries;
 use late::Late;
 use locators::{Exchanges, features_of};
 use negotiate::plain;
 use out::Out;
-use outage::Outage;
+use outage::{HoldState, Outage};
 use pace::Pace;
 use pairs::Offers;
 use pending::Pending;
@@ -242,6 +246,7 @@ pub struct Endpoint {
     connects: Pace<Locator>,
     probes: Probes,
     silences: Silences,
+    holds: Holds,
     reaches: Reaches,
     exchanges: Exchanges,
     accusations: Accusations,
@@ -267,6 +272,8 @@ impl Endpoint {
     pub fn new(config: Config, id: EndpointId, own: Transports, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let pairs = Pairs::new(Rng::new(rng.block()));
+        // A peer that has missed the end of a flow asks when the network is back.
+        let tomb_age = TOMB_AGE.max(config.hold.unwrap_or_default());
         let inquiries = Inquiries::new(config.when_lost.is_some() || !config.witness.is_empty());
         Endpoint {
             late: Late::new(&config),
@@ -287,7 +294,7 @@ impl Endpoint {
             offers: Offers::default(),
             processes: Processes::default(),
             pending: Pending::default(),
-            tombs: Tombs::new(TOMB_AGE),
+            tombs: Tombs::new(tomb_age),
             inquiries,
             refusals: Refusals::default(),
             shut_off: ShutOff::default(),
@@ -295,6 +302,7 @@ impl Endpoint {
             connects: Pace::default(),
             probes: Probes::default(),
             silences: Silences::default(),
+            holds: Holds::default(),
             reaches: Reaches::default(),
             exchanges: Exchanges::default(),
             accusations: Accusations::default(),
@@ -452,6 +460,9 @@ impl Endpoint {
 
     fn fault_live(&mut self, now: Time, token: FlowToken, cause: Cause) {
         let known = self.flow(token).outage.is_some();
+        if known && self.stays_held(now, token, cause) {
+            return;
+        }
         match (known, cause) {
             // Attempts are under way already, or there is no fault.
             (true, Cause::Stall | Cause::PeerAsked) | (false, Cause::PeerAsked) => {}
@@ -466,6 +477,7 @@ impl Endpoint {
                 let mut outage = Outage::new(now, cause);
                 let before = self.flow(token).outage.as_ref();
                 outage.suspected = before.map_or(now, |before| before.suspected);
+                outage.hold = before.and_then(|before| before.hold.map(HoldState::awake));
                 self.begin_outage(now, token, outage);
             }
             (false, _) => self.begin_outage(now, token, Outage::new(now, cause)),
@@ -538,12 +550,17 @@ impl Endpoint {
         [Role::Connector, Role::Acceptor].map(|role| self.by_id.get(&(id, role)).copied())
     }
 
-    /// The addresses of this host, or the networks they are in, have changed. Peers learn of it with new flows.
-    pub fn set_addrs(&mut self, addrs: Vec<IpAddr>, networks: Vec<Net>) {
+    /// The addresses of this host, or the networks they are in, have changed. Peers learn of it with new flows, and those of held flows as
+    /// soon as they can be reached.
+    pub fn set_addrs(&mut self, now: Time, addrs: Vec<IpAddr>, networks: Vec<Net>) {
+        let moved = self.own.addrs != addrs;
         self.own.addrs = addrs;
         self.networks = networks;
         let pairs = self.pairs.clone();
         pairs.keep(|ip| self.may_know(ip));
+        if moved {
+            self.addresses_moved(now);
+        }
     }
 
     /// Whether the host with this address may talk to us: the settings name it, or a peer has announced the address.

@@ -32,6 +32,25 @@ pub(super) struct Attempts {
     pub(super) heard_at: Option<IpAddr>,
 }
 
+/// A flow is held after its attempts have failed.
+#[derive(Clone, Copy)]
+pub(super) struct HoldState {
+    /// When it is given up.
+    pub(super) until: Time,
+    /// No attempts are under way.
+    pub(super) rests: bool,
+}
+
+impl HoldState {
+    /// The same, with attempts under way.
+    pub(super) fn awake(self) -> Self {
+        HoldState {
+            rests: false,
+            ..self
+        }
+    }
+}
+
 /// State of a flow from the first suspicion of a fault until the flow is live again.
 pub(super) struct Outage {
     pub(super) cause: Cause,
@@ -72,6 +91,8 @@ pub(super) struct Outage {
     pub(super) small_segments: bool,
     /// A replay has made no progress.
     pub(super) replay_stalled: bool,
+    /// The flow is held, or has been since the outage began.
+    pub(super) hold: Option<HoldState>,
     /// Connections through the witness come first.
     pub(super) relay_first: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
@@ -106,6 +127,7 @@ impl Outage {
             via: None,
             small_segments: false,
             replay_stalled: false,
+            hold: None,
             relay_first: false,
             key: OnceCell::new(),
         }
@@ -128,6 +150,11 @@ impl Outage {
     /// The kernel has reported no fault of the transport. It would go on waiting, so the flow is not given up early.
     pub(super) fn patient(&self) -> bool {
         self.errno.is_none() && matches!(self.cause, Cause::Stall | Cause::PeerAsked)
+    }
+
+    /// The flow is held, and no attempts are under way.
+    pub(super) fn rests(&self) -> bool {
+        self.hold.is_some_and(|hold| hold.rests)
     }
 
     pub(super) fn trouble(&self) -> Trouble {

@@ -22,6 +22,8 @@ pub(super) struct PeerProcess {
     pub(super) control_port: u16,
     /// The feature bits that we know.
     pub(super) features: u64,
+    /// The process has told the meeting point that it is elsewhere than when the flow began.
+    pub(super) moved: bool,
 }
 
 impl From<&HelloAck> for PeerProcess {
@@ -32,6 +34,7 @@ impl From<&HelloAck> for PeerProcess {
             resume_port: ack.resume_port,
             control_port: ack.control_port,
             features: ack.features & feature::ALL,
+            moved: false,
         }
     }
 }
@@ -167,6 +170,7 @@ mod tests {
             resume_port: 700,
             control_port: 701,
             features: 0,
+            moved: false,
         }
     }
 

@@ -242,6 +242,9 @@ impl Endpoint {
         }
         if let Some(outage) = &mut self.flow(token).outage {
             outage.eof = None;
+            if let Some(hold) = &mut outage.hold {
+                hold.rests = false;
+            }
         }
         self.timers.set(
             TimerOwner::Flow(token, Timer::PeerSilent),
@@ -342,6 +345,9 @@ impl Endpoint {
         if let Some(outage) = outage {
             self.flow(token).epochs.resumes += 1;
             let lost = now.since(outage.since);
+            if outage.hold.is_some() && self.hold_timer().is_some() {
+                self.forget_holds();
+            }
             let event = Event::Resume {
                 epoch: pump.epoch,
                 replayed,

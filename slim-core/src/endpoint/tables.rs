@@ -55,6 +55,7 @@ impl Endpoint {
                 self.connects.len(),
                 self.processes.len(),
                 self.silences.len(),
+                self.holds.len(),
             ]
             .iter()
             .sum(),
@@ -75,6 +76,7 @@ impl Endpoint {
         self.hellos.expire(now);
         self.connects.expire(now);
         self.silences.expire(now);
+        self.forget_holds();
         // After the tombs, because tombs refer to processes.
         self.processes.forget_unused();
         if self.conns.is_empty() {
@@ -84,6 +86,16 @@ impl Endpoint {
         }
         let known = self.processes.len();
         let tables = self.tables();
-        tables.past > known || tables.questions > 0
+        // Ended flows are remembered for as long as flows can be held. That is no reason to wake every minute.
+        let kept = match self.config.hold {
+            Some(_) => self.tombs.len(),
+            None => 0,
+        };
+        tables.past - kept > known || tables.questions > 0
+    }
+
+    /// Whether a peer may still ask about a flow that has ended.
+    pub fn remembers_flows(&self) -> bool {
+        self.tombs.len() > 0
     }
 }

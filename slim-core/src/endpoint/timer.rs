@@ -64,6 +64,8 @@ pub(super) enum TimerOwner {
     Accusation(EndpointId),
     /// Paths that are asked whether they are silent (`silence.rs`).
     Silences,
+    /// The peers of held flows are asked (`hold.rs`).
+    Hold,
 }
 
 /// All timers. In an outage each of thousands of flows sets a dozen timers, and hardly any of them ever fires. So setting a

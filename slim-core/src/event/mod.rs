@@ -97,6 +97,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         evidence: Option<Evidence>,
     },
+    /// All attempts have failed, and the flow is held: it waits for the network (`SLIM_HOLD`).
+    Hold,
     /// All attempts have failed: this process accuses the peer process at the witness.
     Accuse,
     /// This process made the flow plain TCP, because something outside the session uses the descriptor from here on.
@@ -391,6 +393,7 @@ mod tests {
                 errno: 104,
                 evidence: None,
             },
+            Event::Hold,
             Event::Accuse,
             Event::Demoted,
             Event::Orphaned {

@@ -354,3 +354,41 @@ layout! {
         ADDR_LIST: ADDRS,
     }
 }
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "WHERE".
+    asking {
+        /// The sender.
+        SENDER: ENDPOINT,
+        /// The process that it looks for.
+        WANTED: ENDPOINT,
+        /// The serial number of the place that the sender knows of that process, or 0.
+        KNOWN: 8,
+        /// Serial number of the sender's place, which is what follows.
+        SERIAL: 8,
+        /// TCP port of the sender's resume listener.
+        RESUME_PORT: 2,
+        /// UDP port of the sender for control messages.
+        CONTROL_PORT: 2,
+        /// Addresses at which the two ports can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "HERE".
+    here {
+        /// The process that this is for.
+        TO: ENDPOINT,
+        /// The process that is at this place.
+        ENDPOINT_ID: ENDPOINT,
+        /// Serial number of the place, which is what follows.
+        SERIAL: 8,
+        /// TCP port of its resume listener.
+        RESUME_PORT: 2,
+        /// UDP port for control messages.
+        CONTROL_PORT: 2,
+        /// Addresses at which the two ports can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}

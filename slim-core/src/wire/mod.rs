@@ -12,6 +12,7 @@ mod field;
 mod flow;
 mod hello;
 pub mod layout;
+mod meet;
 mod offer;
 mod pair;
 mod resume;
@@ -25,6 +26,7 @@ pub use field::{AddrList, End};
 pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
 pub use hello::{Hello, HelloAck, HelloDone, HelloNak, HelloWait, NakReason};
 pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};
+pub use meet::{Here, ProcessPlace, Where};
 pub use offer::{LocatorList, Offer};
 pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
@@ -107,11 +109,15 @@ pub enum Kind {
     Fenced = 26,
     /// [`Relay`]
     Relay = 27,
+    /// [`Where`]
+    Where = 28,
+    /// [`Here`]
+    Here = 29,
 }
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 23] = [
+    pub const ALL: [Kind; 25] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -135,6 +141,8 @@ impl Kind {
         Kind::Lost,
         Kind::Fenced,
         Kind::Relay,
+        Kind::Where,
+        Kind::Here,
     ];
 
     /// Its name in the specification.
@@ -163,6 +171,8 @@ impl Kind {
             Kind::Lost => "LOST",
             Kind::Fenced => "FENCED",
             Kind::Relay => "RELAY",
+            Kind::Where => "WHERE",
+            Kind::Here => "HERE",
         }
     }
 
@@ -192,6 +202,8 @@ impl Kind {
             Kind::Lost => layout::lost::LEN,
             Kind::Fenced => layout::fenced::LEN,
             Kind::Relay => layout::relay::LEN,
+            Kind::Where => layout::asking::LEN,
+            Kind::Here => layout::here::LEN,
         }
     }
 
@@ -234,6 +246,8 @@ pub enum Message {
     Lost(Lost),
     Fenced(Fenced),
     Relay(Relay),
+    Where(Where),
+    Here(Here),
 }
 
 impl Message {
@@ -263,6 +277,8 @@ impl Message {
             Message::Lost(_) => Kind::Lost,
             Message::Fenced(_) => Kind::Fenced,
             Message::Relay(_) => Kind::Relay,
+            Message::Where(_) => Kind::Where,
+            Message::Here(_) => Kind::Here,
         }
     }
 }
@@ -357,6 +373,8 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::Lost(m) => m.write(&mut b),
         Message::Fenced(m) => m.write(&mut b),
         Message::Relay(m) => m.write(&mut b),
+        Message::Where(m) => m.write(&mut b),
+        Message::Here(m) => m.write(&mut b),
     }
     let (covered, end) = b.split_at_mut(len - MAC_LEN);
     end.copy_from_slice(&mac(covered));
@@ -408,6 +426,8 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::Lost => Message::Lost(Lost::read(bytes)?),
         Kind::Fenced => Message::Fenced(Fenced::read(bytes)),
         Kind::Relay => Message::Relay(Relay::read(bytes)?),
+        Kind::Where => Message::Where(Where::read(bytes)?),
+        Kind::Here => Message::Here(Here::read(bytes)?),
     };
     let covered = &bytes[..bytes.len() - MAC_LEN];
     Ok(Parsed {

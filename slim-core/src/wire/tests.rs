@@ -19,6 +19,17 @@ fn addrs() -> impl Strategy<Value = AddrList> {
     proptest::collection::vec(ip(), 0..=MAX_ADDRS).prop_map(AddrList::new)
 }
 
+fn place() -> impl Strategy<Value = ProcessPlace> {
+    (any::<u64>(), any::<u16>(), any::<u16>(), addrs()).prop_map(
+        |(serial, resume_port, control_port, addrs)| ProcessPlace {
+            serial,
+            resume_port,
+            control_port,
+            addrs,
+        },
+    )
+}
+
 fn locators() -> impl Strategy<Value = LocatorList> {
     let bytes = proptest::collection::vec(any::<u8>(), 1..=MAX_LOCATOR);
     let locator = (1..=u8::MAX, bytes).prop_map(|(kind, bytes)| {
@@ -236,6 +247,21 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         endpoint().prop_map(|endpoint| Message::Fenced(Fenced { endpoint })),
         (any::<u16>(), addrs()).prop_map(|(port, addrs)| Message::Relay(Relay { port, addrs })),
+        (endpoint(), endpoint(), any::<u64>(), place()).prop_map(
+            |(sender, wanted, known, place)| {
+                Message::Where(Where {
+                    sender,
+                    wanted,
+                    known,
+                    place,
+                })
+            }
+        ),
+        (endpoint(), endpoint(), place()).prop_map(|(to, endpoint, place)| Message::Here(Here {
+            to,
+            endpoint,
+            place
+        })),
     ]
 }
 

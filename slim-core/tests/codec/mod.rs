@@ -7,9 +7,9 @@ use fastrand::Rng;
 use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::wire::{
     self, Accuse, AddrList, Challenge, Confirm, Demote, End, Fenced, Fin, FlowStatus, HEADER_LEN,
-    Hello, HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC,
-    MAX_LEN, Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Relay,
-    Resume, ResumeOk, Ruling, Seen, Status, Unknown, VERSION,
+    Hello, HelloAck, HelloDone, HelloNak, HelloWait, Here, Kind, LocatorList, Lost, MAC_LEN, MAGIC,
+    MAX_LEN, Message, NakReason, Offer, Open, Pair, PairId, ProcessPlace, Query, Refuse,
+    RefuseReason, Relay, Resume, ResumeOk, Ruling, Seen, Status, Unknown, VERSION, Where,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -182,6 +182,25 @@ pub fn corpus() -> Vec<Vec<u8>> {
         port: 7006,
         addrs: AddrList::new([v4.ip(), v6.ip()]),
     }));
+    for addrs in [AddrList::new([]), AddrList::new([v4.ip(), v6.ip()])] {
+        let place = ProcessPlace {
+            serial: 3 << 32,
+            resume_port: 7007,
+            control_port: 7008,
+            addrs,
+        };
+        messages.push(Message::Where(Where {
+            sender: endpoint,
+            wanted: endpoint,
+            known: 2 << 32,
+            place,
+        }));
+        messages.push(Message::Here(Here {
+            to: endpoint,
+            endpoint,
+            place,
+        }));
+    }
     for kind in Kind::ALL {
         assert!(
             messages.iter().any(|m| m.kind() == kind),

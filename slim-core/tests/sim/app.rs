@@ -24,12 +24,18 @@ impl World {
             _ => self.sweep(node, token),
         }
         self.end(node, token)?;
-        let late = if self.now > 20_000 * MS {
+        let late = if self.is_dark() {
+            4 * 3600 * 1000 * MS
+        } else if self.now > 20_000 * MS {
             500 * MS
         } else {
             30 * MS
         };
-        let wait = self.dice.spread(200, late);
+        let mut wait = self.dice.spread(200, late);
+        if let Some(until) = self.dark_until() {
+            // What it would do meanwhile, it does soon after the outage.
+            wait = wait.min(until.saturating_sub(self.now) + 100 * MS);
+        }
         self.later(wait, wait, Ev::Tick { node, token });
         Ok(())
     }
@@ -158,6 +164,7 @@ impl World {
             return;
         }
         front.barred = true;
+        front.trying = true;
         let now = self.clock(node);
         self.nodes[node].endpoint.fault(now, token, cause);
     }
@@ -211,6 +218,10 @@ impl World {
     /// The driver glances at a flow, which may have waited for an acknowledgement for long.
     fn wait_for_acks(&mut self, node: usize, token: FlowToken) {
         let now = self.clock(node);
+        if self.nodes[node].endpoint.is_held(token) {
+            return;
+        }
+        self.front(node, token).trying = true;
         let endpoint = &mut self.nodes[node].endpoint;
         endpoint.in_use(now, token);
         if self.dice.chance(70) {

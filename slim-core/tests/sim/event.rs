@@ -80,6 +80,16 @@ pub enum Ev {
         node: usize,
         token: FlowToken,
     },
+    /// A datagram reaches the meeting point.
+    Meeting {
+        from: SocketAddr,
+        data: Vec<u8>,
+    },
+    /// A host changes all its addresses.
+    Move {
+        node: usize,
+        place: u8,
+    },
     Fault(Harm),
 }
 
@@ -107,6 +117,10 @@ pub enum Harm {
     },
     /// Nothing passes on any network of one kind of transport before `until`.
     Blackout { fabric: bool, until: u64 },
+    /// Nothing passes anywhere before `until`.
+    Dark { until: u64 },
+    /// A process ends, and its host stays.
+    Die { node: usize },
     /// The driver of `node` suspects that a flow is stalled.
     Stall { node: usize, flow: usize },
     /// A process is killed.

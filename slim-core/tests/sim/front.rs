@@ -52,6 +52,10 @@ pub struct Front {
     pub peer_final: Option<u64>,
     pub pump: Option<Pump>,
     pub fin: Option<FinHow>,
+    /// Attempts are under way, or about to begin.
+    pub trying: bool,
+    /// Bytes acknowledged when the driver looked at the held flow.
+    pub looked: Option<usize>,
     /// The OPEN by which the peer learned of the flow, if there was one.
     pub opened: Option<Opened>,
 
@@ -86,6 +90,8 @@ impl Front {
             peer_final: None,
             pump: None,
             fin: None,
+            trying: false,
+            looked: None,
             opened: None,
             plan,
             to_write,

@@ -104,6 +104,11 @@ impl World {
                     }
                 }
             }
+            Harm::Dark { until } => self.cut = [[until; 2]; 3],
+            Harm::Die { node } => {
+                self.die(node);
+                self.close_all(node);
+            }
             Harm::Blackout { fabric, until } => self.blackout(fabric, until),
             Harm::Stall { node, flow } => {
                 let token = FlowToken((flow % self.flows) as u64 + 1);
@@ -114,9 +119,7 @@ impl World {
                 }
             }
             Harm::Crash { node } => {
-                self.stats.crashes += 1;
-                self.nodes[node].alive = false;
-                self.nodes[node].crashed = true;
+                self.die(node);
                 match self.dice.pick(0, 3) {
                     0 => {}
                     1..=2 => {
@@ -125,11 +128,7 @@ impl World {
                     }
                     _ => self.vanish(),
                 }
-                for conn in 0..self.tcps.len() {
-                    if !self.tcps[conn].sides[node].closed {
-                        self.close_tcp(conn, node);
-                    }
-                }
+                self.close_all(node);
             }
             Harm::ForgeHello { flow } => self.forge_hello(flow),
             Harm::ForgeRefusal { node, flow } => self.forge_refusal(node, flow),
@@ -140,6 +139,22 @@ impl World {
                 let own = self.kinds.transports(node);
                 let endpoint = endpoint(config, own, self.seed, node, life);
                 self.nodes[node].replace(endpoint);
+            }
+        }
+    }
+
+    /// A process is killed.
+    fn die(&mut self, node: usize) {
+        self.stats.crashes += 1;
+        self.nodes[node].alive = false;
+        self.nodes[node].crashed = true;
+    }
+
+    /// The kernel closes the connections of a process that has ended.
+    fn close_all(&mut self, node: usize) {
+        for conn in 0..self.tcps.len() {
+            if !self.tcps[conn].sides[node].closed {
+                self.close_tcp(conn, node);
             }
         }
     }

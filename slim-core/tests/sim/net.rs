@@ -8,21 +8,34 @@ use slim_core::transport::Locator;
 use crate::event::Ev;
 use crate::kinds::{FABRIC, network};
 use crate::node::Owner;
+use crate::outage::MEETING;
 use crate::tcp::{self, Arrival, Tcp};
 use crate::world::{MS, SECOND, World};
 
-/// Address of a host on a path.
+/// First address of a host on a path.
 pub fn addr(node: usize, path: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, path as u8, 0, 1 + node as u8))
+    addr_at(node, path, 0)
 }
 
-/// Host and path of an address.
+/// Address of a host on a path, when the host is at its `place`th place.
+pub fn addr_at(node: usize, path: usize, place: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, path as u8, place, 1 + node as u8))
+}
+
+/// Host and path of an address, which may be an earlier one of that host.
 pub fn host_of(addr: &SocketAddr) -> Option<(usize, usize)> {
     let IpAddr::V4(v4) = addr.ip() else {
         return None;
     };
     let [_, path, _, host] = v4.octets();
     (path < 2 && (1..=2).contains(&host)).then(|| (host as usize - 1, path as usize))
+}
+
+fn place_of(addr: &SocketAddr) -> Option<u8> {
+    match addr.ip() {
+        IpAddr::V4(v4) => Some(v4.octets()[2]),
+        IpAddr::V6(_) => None,
+    }
 }
 
 /// Ports of every process.
@@ -42,6 +55,22 @@ pub struct IcmpLimit {
 }
 
 impl World {
+    /// Host and path of an address that a host has now.
+    pub fn host_at(&self, addr: &SocketAddr) -> Option<(usize, usize)> {
+        let here = |(node, _): &(usize, usize)| place_of(addr) == Some(self.places[*node]);
+        host_of(addr).filter(here)
+    }
+
+    /// The address of a host on a path now.
+    pub fn addr_now(&self, node: usize, path: usize) -> IpAddr {
+        addr_at(node, path, self.places[node])
+    }
+
+    /// Whether both hosts of a connection are where they were when it was made.
+    pub fn leads_there(&self, conn: usize) -> bool {
+        self.made_at[conn] == self.places
+    }
+
     /// Whether a host may send a refusal to the address of the other host on this path.
     pub fn may_refuse(&mut self, path: usize) -> bool {
         let now = self.now;
@@ -70,10 +99,15 @@ impl World {
         to: SocketAddr,
         data: Vec<u8>,
     ) {
-        let Some((other, path)) = host_of(&to) else {
+        if to == MEETING {
+            return self.send_to_meeting(node, data);
+        }
+        let Some((other, path)) = self.host_at(&to) else {
             return;
         };
-        let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
+        let own = SocketAddr::new(self.addr_now(node, path), CONTROL);
+        let has = |from: &SocketAddr| self.host_at(from).is_some();
+        let from = from.filter(has).unwrap_or(own);
         if ![CONTROL, MAILBOX].contains(&to.port()) {
             self.read_along.clone_from(&data);
         }
@@ -101,6 +135,9 @@ impl World {
         let Some(path) = network(to).filter(|path| *path != FABRIC || !self.kinds.deaf) else {
             return;
         };
+        if to.tcp().is_some_and(|to| self.host_at(&to).is_none()) {
+            return;
+        }
         self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
     }
 
@@ -117,7 +154,10 @@ impl World {
             let other = 1 - node;
             let accepted = self.nodes[other].accept(tcp, other);
             self.owners[tcp][other] = Owner::Conn(accepted);
-            let from = self.kinds.origin(node, path);
+            let from = match self.kinds.origin(node, path) {
+                Locator::Tcp(from) => Locator::Tcp((self.addr_now(node, path), from.port()).into()),
+                other => other,
+            };
             let now = self.clock(other);
             self.nodes[other]
                 .endpoint
@@ -157,6 +197,7 @@ impl World {
         self.tcps
             .push(Tcp::new(path, send as usize, receive as usize));
         self.owners.push([Owner::Nobody, Owner::Nobody]);
+        self.made_at.push(self.places);
         let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {
             0..=1 => self.dice.spread(400, 3 * SECOND),
             _ => 400,
@@ -183,7 +224,7 @@ impl World {
             return;
         }
         let path = self.tcps[conn].path;
-        if !self.passes(path, side) {
+        if !self.passes(path, side) || !self.leads_there(conn) {
             return self.unanswered(conn, side);
         }
         let most = self.dice.pick(1, self.mss) as usize;
@@ -220,7 +261,8 @@ impl World {
     pub fn keepalive(&mut self, conn: usize, side: usize) {
         let path = self.tcps[conn].path;
         let both = self.passes(path, side) && self.passes(path, 1 - side);
-        if both && self.now > self.healthy && self.tcps[conn].sides[1 - side].dead.is_some() {
+        let unknown = self.tcps[conn].sides[1 - side].dead.is_some() || !self.leads_there(conn);
+        if both && self.now > self.healthy && unknown {
             self.tcps[conn].die(side, tcp::ETIMEDOUT);
         }
     }
@@ -235,12 +277,18 @@ impl World {
             return self.poke(conn, side);
         }
         self.tcps[conn].dirs[side].armed = true;
-        self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
+        // A kernel retransmits ever more rarely.
+        let more = match self.is_dark() {
+            true => ((self.now - since) / 4).min(120 * SECOND),
+            false => 0,
+        };
+        let (low, high) = (100 * MS + more, 300 * MS + more);
+        self.later(low, high, Ev::Segment { conn, side });
     }
 
     /// A reset is on its way to `side`.
     pub fn reset(&mut self, conn: usize, side: usize) {
-        if self.passes(self.tcps[conn].path, 1 - side) {
+        if self.passes(self.tcps[conn].path, 1 - side) && self.leads_there(conn) {
             self.later(self.latency, self.latency * 2, Ev::Reset { conn, side });
         }
     }

@@ -108,7 +108,7 @@ impl Node {
     }
 
     /// Checks that the endpoint keeps nothing of flows when all are over and some minutes have passed.
-    pub fn forgets(&mut self, now: Time) -> Result<(), String> {
+    pub fn forgets(&mut self, now: Time, held: Duration) -> Result<(), String> {
         let endpoint = &mut self.endpoint;
         self.fronts.values_mut().for_each(|f| f.opened = None);
         self.fronts
@@ -120,7 +120,7 @@ impl Node {
         }
         let mut late = now;
         for minute in 1..=5 {
-            let end = now + Duration::from_secs(60 * minute);
+            let end = now + held + Duration::from_secs(60 * minute);
             while let Some(at) = endpoint.poll_timeout().filter(|at| *at <= end) {
                 late = late.max(at);
                 endpoint.handle_timeout(late);
@@ -165,8 +165,15 @@ impl World {
                 println!("{:>10} {node}    {event:?}", self.now);
             }
             match event {
-                Event::Resume { .. } => self.stats.resumes += 1,
+                Event::Resume { .. } => {
+                    self.stats.resumes += 1;
+                    self.front(node, token).trying = false;
+                }
                 Event::Escalate { .. } => self.stats.escalations += 1,
+                Event::Hold => {
+                    self.stats.held += 1;
+                    self.front(node, token).trying = false;
+                }
                 Event::Reinstate => self.stats.reinstated += 1,
                 Event::Legacy { reason } => {
                     self.stats.legacy += 1;
@@ -215,7 +222,8 @@ impl World {
         match action {
             Action::Mailbox { ip } => self.nodes[node].endpoint.set_mailbox(ip, MAILBOX),
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
-            Action::Connect { conn, path, .. } => {
+            Action::Connect { conn, token, path } => {
+                self.front(node, token).trying = true;
                 self.nodes[node].links.insert(conn, Link::default());
                 self.send_syn(node, conn, path.to);
             }
@@ -278,6 +286,7 @@ impl World {
                     ));
                 }
             }
+            Action::Look { token } => self.look_at_held(node, token),
             // There is no witness here: see `verdicts.rs`.
             Action::Fence { reason, .. } => {
                 return Err(format!("side {node} is fenced: {reason:?}"));
@@ -429,6 +438,7 @@ impl World {
         };
         let path = self.tcps[tcp].path;
         let passes = self.passes(path, node) && self.passes(path, 1 - node);
+        let passes = passes && self.leads_there(tcp);
         // Only a TCP transport can be asked, as the contract of `Verify` says.
         let ended = passes && path != FABRIC && self.tcps[tcp].looks_ended(side);
         let now = self.clock(node);

@@ -26,6 +26,11 @@ pub struct Stats {
     /// How often one side of a flow moved to the other kind of transport.
     pub to_memory: u64,
     pub to_tcp: u64,
+    /// How often a flow began to rest, and how many timers have expired while all flows without a transport rested.
+    pub held: u64,
+    pub wakes: u64,
+    /// For how long flows have rested, in seconds.
+    pub rested: u64,
 }
 
 impl Stats {
@@ -48,5 +53,8 @@ impl Stats {
         self.blackouts += other.blackouts;
         self.to_memory += other.to_memory;
         self.to_tcp += other.to_tcp;
+        self.held += other.held;
+        self.wakes += other.wakes;
+        self.rested += other.rested;
     }
 }

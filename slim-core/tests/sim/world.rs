@@ -14,8 +14,9 @@ use crate::dice::{Dice, mix};
 use crate::event::Ev;
 use crate::front::{Front, Plan};
 use crate::kinds::Kinds;
-use crate::net::{CONTROL, IcmpLimit, MAILBOX, addr, host_of};
+use crate::net::{CONTROL, IcmpLimit, MAILBOX, addr};
 use crate::node::{Clock, Node, Owner};
+use crate::outage::LongOutage;
 use crate::stats::Stats;
 use crate::tcp::{self, Tcp};
 
@@ -72,6 +73,11 @@ pub struct World {
     pub healthy: u64,
     /// How long after `healthy` every flow must have come to its end.
     pub patience: u64,
+    /// At which place each host is, and where both were when each connection was made.
+    pub places: [u8; 2],
+    pub made_at: Vec<[u8; 2]>,
+    /// An outage of hours.
+    pub long: Option<LongOutage>,
     pub stats: Stats,
     /// Nothing goes wrong except forgeries.
     pub quiet: bool,
@@ -146,6 +152,9 @@ impl World {
             snipes: dice.pick(0, 6),
             healthy: 0,
             patience: 200 * SECOND,
+            places: [0; 2],
+            made_at: Vec::new(),
+            long: None,
             stats: Stats::default(),
             quiet: false,
             read_along: Vec::new(),
@@ -311,7 +320,9 @@ impl World {
             let now = self.clock(n);
             let node = &mut self.nodes[n];
             if node.alive {
-                node.forgets(now).map_err(|e| format!("side {n}: {e}"))?;
+                let held = self.config.hold.unwrap_or_default();
+                node.forgets(now, held)
+                    .map_err(|e| format!("side {n}: {e}"))?;
             }
         }
         Ok(())
@@ -378,6 +389,9 @@ impl World {
         for (n, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             for (token, front) in &node.fronts {
                 let state = node.endpoint.state(*token);
+                if self.nobody_is_to_be_found(1 - n, *token) {
+                    continue;
+                }
                 if self.waits(node, *token) && !front.gone {
                     return Err(format!("side {n}: {token:?} hangs, {state:?}"));
                 }
@@ -386,6 +400,9 @@ impl World {
                     return Err(format!("side {n}: {token:?} was made plain TCP"));
                 }
                 if crashed || front.legacy || other.legacy {
+                    continue;
+                }
+                if self.gives_up() {
                     continue;
                 }
                 let idle = front.plan == Plan::Idle && other.plan == Plan::Idle;
@@ -455,7 +472,7 @@ impl World {
                 data,
             } => {
                 // There is no process: the host sends a refusal, unless it has just sent too many.
-                if let Some((asker, path)) = host_of(&from)
+                if let Some((asker, path)) = self.host_at(&from)
                     && self.passes(path, node)
                     && self.may_refuse(path)
                 {
@@ -476,6 +493,7 @@ impl World {
             }
             Ev::Timer { node } => {
                 self.nodes[node].armed = None;
+                self.expires(node)?;
                 let now = self.clock(node);
                 self.nodes[node].endpoint.handle_timeout(now);
             }
@@ -495,6 +513,8 @@ impl World {
                 }
             }
             Ev::Tick { node, token } => self.tick(node, token)?,
+            Ev::Meeting { from, data } => self.meet(from, &data),
+            Ev::Move { node, place } => self.move_host(node, place),
             Ev::Fault(harm) => self.harm(harm),
         }
         Ok(())

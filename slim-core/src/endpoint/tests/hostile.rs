@@ -301,7 +301,11 @@ fn hosts_that_are_no_peers_are_neither_asked_nor_answered() {
     };
     assert_eq!(pair.count(B, |a| *a == closed), 1);
     // A peer is answered at all addresses that it announces.
-    pair.ends[A].set_addrs(vec![addrs()[A].ip(), stranger(0).ip()], Vec::new());
+    pair.ends[A].set_addrs(
+        pair.now,
+        vec![addrs()[A].ip(), stranger(0).ip()],
+        Vec::new(),
+    );
     pair.open(A);
     pair.open(B);
     pair.run();

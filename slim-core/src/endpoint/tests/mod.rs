@@ -8,6 +8,7 @@ mod early;
 mod ends;
 mod forgotten;
 mod handed;
+mod holding;
 mod hostile;
 mod locators;
 mod many;

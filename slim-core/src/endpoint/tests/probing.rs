@@ -89,7 +89,7 @@ fn the_next_connection_goes_to_the_address_that_answered() {
     let config = Config::default();
     let mut pair = Pair::with([config.clone(), config]);
     let other = std::net::IpAddr::from([10, 1, 0, 2]);
-    pair.ends[B].set_addrs(vec![addrs()[B].ip(), other], Vec::new());
+    pair.ends[B].set_addrs(pair.now, vec![addrs()[B].ip(), other], Vec::new());
     pair.open(A);
     pair.open(B);
     pair.run();

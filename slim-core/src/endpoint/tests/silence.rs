@@ -275,7 +275,7 @@ fn flows_leave_an_address_that_this_host_has_lost() {
     pair.ends[A].address_gone(pair.now, second());
     pair.run();
     assert!(pair.connects(A).is_empty());
-    pair.ends[A].set_addrs(vec![IpAddr::from([10, 0, 0, 9])], Vec::new());
+    pair.ends[A].set_addrs(pair.now, vec![IpAddr::from([10, 0, 0, 9])], Vec::new());
     pair.ends[A].address_gone(pair.now, addrs()[A].ip());
     pair.run();
     assert_eq!((pair.connects(A).len(), installs(&pair)), (1, 1));
