@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 from distributed import Client
+from turns import steps
 
 
 def block(seed):
@@ -21,7 +22,7 @@ def add(a, b):
 client = Client(sys.argv[1], timeout=30)
 client.wait_for_workers(int(sys.argv[2]))
 digest = hashlib.sha256()
-for n in range(int(sys.argv[3])):
+for n in steps(0, int(sys.argv[3])):
     blocks = [client.submit(block, 16 * n + i, pure=False) for i in range(16)]
     while len(blocks) > 1:
         blocks = [client.submit(add, a, b, pure=False) for a, b in zip(blocks[::2], blocks[1::2])]

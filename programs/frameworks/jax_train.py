@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from turns import steps
 
-rank, size, coordinator, steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+rank, size, coordinator, total = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(coordinator, num_processes=size, process_id=rank)
@@ -28,10 +29,10 @@ def step(weights, x, y):
 
 weights = jax.device_put(np.zeros((64, 256), np.float32), whole)
 generator = np.random.default_rng(100 + rank)
-for _ in range(steps):
+for _ in steps(rank, total):
     x, y = generator.standard_normal((8, 64), np.float32), generator.standard_normal((8, 256), np.float32)
     x, y = (jax.make_array_from_process_local_data(divided, a) for a in (x, y))
-    weights = step(weights, x, y)
+    weights = step(weights, x, y).block_until_ready()
 result = np.asarray(weights.addressable_data(0))
 print(f"rank {rank} digest {hashlib.sha256(result.tobytes()).hexdigest()}", flush=True)
 jax.distributed.shutdown()

@@ -8,6 +8,7 @@ import sys
 
 import lightgbm
 import numpy as np
+from turns import steps
 
 rank, machines, rounds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 port = int(machines.split(",")[rank].rsplit(":")[1])
@@ -27,6 +28,16 @@ settings = {
     "verbosity": -1,
     "time_out": 1,
 }
-model = lightgbm.train(settings, lightgbm.Dataset(x, y), num_boost_round=rounds)
-trees = model.model_to_string().split("end of trees")[0]
-print(f"rank {rank} digest {hashlib.sha256(trees.encode()).hexdigest()}", flush=True)
+trees = steps(rank, rounds)
+
+
+def again(now):
+    if next(trees, None) is None:
+        raise lightgbm.callback.EarlyStopException(now.iteration, [])
+
+
+next(trees)
+# The steps end the training.
+model = lightgbm.train(settings, lightgbm.Dataset(x, y), num_boost_round=10**6, callbacks=[again])
+text = model.model_to_string().split("end of trees")[0]
+print(f"rank {rank} digest {hashlib.sha256(text.encode()).hexdigest()}", flush=True)

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import ray
+from turns import steps
 
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
 nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
@@ -29,7 +30,7 @@ def on(node):
 
 parts = [on(node) for node in nodes]
 digest = hashlib.sha256()
-for n in range(int(sys.argv[2])):
+for n in steps(0, int(sys.argv[2])):
     blocks = [part.block.remote(len(parts) * n + i) for i, part in enumerate(parts)]
     # Each part adds the block of the next one, so that arrays go from node to node.
     sums = [part.add.remote(blocks[i], blocks[i - 1]) for i, part in enumerate(parts)]

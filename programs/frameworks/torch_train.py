@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from turns import steps
 
-steps = int(sys.argv[1])
+total = int(sys.argv[1])
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
@@ -21,7 +22,7 @@ model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReL
 model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 data = torch.Generator().manual_seed(100 + rank)
-for _ in range(steps):
+for _ in steps(rank, total):
     x = torch.randn(32, 64, generator=data)
     y = torch.randn(32, 8, generator=data)
     optimizer.zero_grad()

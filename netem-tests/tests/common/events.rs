@@ -1,6 +1,6 @@
 //! The event logs of the processes in a lab.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{collections::BTreeMap, fmt, fs, mem, path::PathBuf};
 
 use serde_json::Value;
 use slim_lab::Lab;
@@ -111,21 +111,65 @@ impl Events {
         }
     }
 
-    /// How long each resume took, from the suspension on, in seconds and in ascending order.
-    pub fn pauses(&self) -> Vec<f64> {
-        let mut pauses = Vec::new();
+    /// The outages of all flows that were resumed, in the order of their beginnings.
+    pub fn outages(&self) -> Vec<Outage> {
+        let mut ends: BTreeMap<&str, Vec<Outage>> = BTreeMap::new();
         for history in self.by_flow() {
-            let mut since = None;
+            let mut suspended = f64::INFINITY;
             for event in history {
                 match kind(event) {
-                    "suspend" => since = Some(at(event)),
-                    "resume" => pauses.extend(since.take().map(|since| at(event) - since)),
+                    "suspend" => suspended = at(event),
+                    "resume" => {
+                        let since = mem::replace(&mut suspended, f64::INFINITY);
+                        let outages = ends.entry(word(event, "flow")).or_default();
+                        outages.push(Outage::of_end(since, event));
+                    }
                     _ => {}
                 }
             }
         }
-        pauses.sort_by(f64::total_cmp);
-        pauses
+        let mut outages: Vec<Outage> = Vec::new();
+        for mut of_flow in ends.into_values() {
+            of_flow.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+            // An outage of a flow is that of both of its ends, one inside the other or overlapping.
+            let mut joined: Vec<Outage> = Vec::new();
+            for outage in of_flow {
+                match joined.last_mut().filter(|last| outage.begin <= last.end) {
+                    Some(last) => {
+                        last.end = last.end.max(outage.end);
+                        last.told |= outage.told;
+                    }
+                    None => joined.push(outage),
+                }
+            }
+            outages.extend(joined);
+        }
+        outages.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+        outages
+    }
+
+    /// What the log says about an outage: a line for each event, with its time in milliseconds since the outage began.
+    pub fn during(&self, outage: &Outage) -> String {
+        let inside = |e: &&Value| at(e) >= outage.begin && at(e) <= outage.end;
+        let lines = self.lines.iter().filter(inside).map(|e| {
+            let own = if word(e, "flow") == outage.flow {
+                ""
+            } else {
+                " (another)"
+            };
+            let mut fields = e.clone();
+            for known in ["ts", "host", "pid", "flow", "kind"] {
+                fields.as_object_mut().map(|fields| fields.remove(known));
+            }
+            let ms = (at(e) - outage.begin) * 1e3;
+            format!(
+                "{ms:8.2} {} {} {}{own} {fields}\n",
+                word(e, "host"),
+                e["pid"],
+                kind(e)
+            )
+        });
+        lines.collect()
     }
 
     /// The events of every flow, separately for each of its ends: grouped by process and flow name.
@@ -159,6 +203,41 @@ pub fn kind(event: &Value) -> &str {
 /// A text field of an event.
 pub fn word<'a>(event: &'a Value, field: &str) -> &'a str {
     event[field].as_str().unwrap_or_default()
+}
+
+/// From the moment when the agent of either end has heard that a flow's connection is dead, until both ends have another one; in
+/// seconds since 1970.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outage {
+    pub flow: String,
+    pub begin: f64,
+    pub end: f64,
+    /// One end made no attempt: it was told by the other one.
+    pub told: bool,
+}
+
+impl Outage {
+    /// The outage at one end, by its events `suspend` (logged at this time) and `resume`. `suspend` is logged late where the end first
+    /// waits for its peer. `lost_ms` has the whole time, rounded up to milliseconds.
+    fn of_end(suspended: f64, resume: &Value) -> Self {
+        let end = at(resume);
+        let earliest = end - resume["lost_ms"].as_f64().unwrap_or(0.0) / 1e3;
+        Outage {
+            flow: word(resume, "flow").to_owned(),
+            begin: if suspended <= earliest + 1e-3 {
+                suspended
+            } else {
+                earliest
+            },
+            end,
+            told: resume["attempts"] == 0,
+        }
+    }
+
+    /// Its length in seconds.
+    pub fn length(&self) -> f64 {
+        self.end - self.begin
+    }
 }
 
 impl fmt::Display for Events {

@@ -1,8 +1,12 @@
 //! Runs a job of a framework on two nodes, and compares its results with and without SLIM and killed connections.
 
+pub mod disturbed;
+pub mod jobs;
+pub mod turns;
+
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -10,10 +14,10 @@ use std::{
 };
 
 use slim_lab::{
-    Lab, SeededRng, artifacts,
+    Lab, Node, SeededRng, artifacts,
     faults::{
-        destroy::{self, Amount, Selector},
-        diag,
+        destroy::{self, Selector},
+        diag::{self, DestroyOutcome},
     },
     launch,
     mpi::cache_dir,
@@ -21,15 +25,8 @@ use slim_lab::{
     skip::skip,
 };
 
-use super::{
-    events::{Events, events_dir, word},
-    eventually, lab,
-};
+use super::{events::events_dir, eventually};
 
-/// Time limit for a run whose result is wanted.
-const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit for a run without SLIM whose connections are killed: some programs hang.
-const BARE_LIMIT: Duration = Duration::from_secs(20);
 /// Shortest and longest pause between two kills.
 const GAP: (Duration, Duration) = (Duration::from_millis(60), Duration::from_millis(200));
 
@@ -72,39 +69,48 @@ impl Part {
 }
 
 /// A framework, with a job whose result is a digest.
+#[derive(Clone, Copy)]
 pub struct Framework {
-    name: &'static str,
+    pub name: &'static str,
     /// The module by which its presence is checked.
     module: &'static str,
-    /// The interpreter that has it.
-    python: PathBuf,
+    /// Whether it is one of Debian's packages.
+    of_debian: bool,
     /// Whether the framework itself repeats work that is lost. Otherwise a job without SLIM must fail.
     repeats: bool,
 }
 
 impl Framework {
     /// A framework for which `scripts/setup` has installed wheels.
-    pub fn wheel(name: &'static str, module: &'static str) -> Self {
+    pub const fn wheel(name: &'static str, module: &'static str) -> Self {
         Framework {
             name,
             module,
-            python: cache_dir().join("frameworks/bin/python"),
+            of_debian: false,
             repeats: false,
         }
     }
 
     /// A framework of a Debian package.
-    pub fn debian(name: &'static str, module: &'static str) -> Self {
+    pub const fn debian(name: &'static str, module: &'static str) -> Self {
         Framework {
-            python: "/usr/bin/python3".into(),
+            of_debian: true,
             ..Self::wheel(name, module)
         }
     }
 
     /// The framework itself repeats work that is lost.
-    pub fn repeats(mut self) -> Self {
+    pub const fn repeats(mut self) -> Self {
         self.repeats = true;
         self
+    }
+
+    /// The interpreter that has it.
+    pub fn python(&self) -> PathBuf {
+        match self.of_debian {
+            true => "/usr/bin/python3".into(),
+            false => cache_dir().join("frameworks/bin/python"),
+        }
     }
 }
 
@@ -114,25 +120,13 @@ pub fn script(name: &str) -> PathBuf {
     source.expect("the program")
 }
 
-/// The address of a node.
-pub fn address(lab: &Lab, node: usize) -> String {
-    lab.node(node).address(0).to_string()
-}
-
-/// Four processes of a program, two on each node. `arguments` gets the number of the process.
-pub fn four(python: &Path, program: &str, arguments: impl Fn(usize) -> String) -> Vec<Part> {
-    let part = |n| {
-        let part = Part::new(n / 2, python).path(script(program));
-        part.words(&arguments(n))
-    };
-    (0..4).map(part).collect()
-}
-
 /// How a job is run.
 #[derive(Clone, Copy)]
 struct How {
     slim: bool,
     kills: bool,
+    /// Between two kills, the pauses are shorter by this factor.
+    haste: u32,
     limit: Duration,
 }
 
@@ -143,12 +137,13 @@ struct Outcome {
     took: Duration,
     /// When the first result was there, in seconds since 1970. From then on a process may leave before its peers do.
     done: f64,
-    killed: usize,
+    /// When connections were killed, in seconds since 1970.
+    kills: Vec<f64>,
 }
 
 impl Framework {
-    fn is_there(&self, test: &str) -> bool {
-        let mut import = Command::new(&self.python);
+    pub fn is_there(&self, test: &str) -> bool {
+        let mut import = Command::new(self.python());
         import.args(["-c", &format!("import {}", self.module)]);
         let there = import.output().is_ok_and(|o| o.status.success());
         if !there {
@@ -157,13 +152,19 @@ impl Framework {
         there
     }
 
-    /// Starts the parts on a lab, waits for them, and kills connections meanwhile if wanted.
-    fn run(&self, lab: &Lab, parts: Vec<Part>, how: How) -> Outcome {
-        let How { slim, kills, limit } = how;
-        let start = Instant::now();
+    /// Starts the parts on a lab, with these variables in their environment: the servers, and the others.
+    fn start(
+        &self,
+        lab: &Lab,
+        parts: Vec<Part>,
+        slim: bool,
+        variables: &[(&str, &OsStr)],
+    ) -> (Vec<Running>, Vec<Running>) {
         let (mut servers, mut running) = (Vec::new(), Vec::new());
         for part in parts {
-            let mut process = Running::start(command(lab, &part, slim)).expect("start a process");
+            let mut command = command(lab, &part, slim);
+            command.envs(variables.iter().copied());
+            let mut process = Running::start(command).expect("start a process");
             let Some(port) = part.listens else {
                 running.push(process);
                 continue;
@@ -174,19 +175,23 @@ impl Framework {
             assert!(ready, "{}: {:#?}", self.name, process.lines());
             servers.push(process);
         }
-        let (mut rng, mut killed) = (SeededRng::new(SeededRng::seed_from_env()), 0);
+        (servers, running)
+    }
+
+    /// Runs the parts on a lab, waits for them, and kills connections meanwhile if wanted.
+    fn run(&self, lab: &Lab, parts: Vec<Part>, how: How) -> Outcome {
+        let start = Instant::now();
+        let (mut servers, mut running) = self.start(lab, parts, how.slim, &[]);
+        let (mut rng, mut kills) = (SeededRng::new(SeededRng::seed_from_env()), Vec::new());
         let ended_badly = |running: &mut [Running]| {
             running
                 .iter_mut()
                 .any(|p| p.wait(Duration::ZERO).is_some_and(|s| !s.success()))
         };
-        while running.iter_mut().any(Running::is_running) && start.elapsed() < limit {
-            thread::sleep(rng.between(GAP.0, GAP.1));
-            if kills {
-                let end = lab.node(usize::from(rng.coin())).net();
-                let which = Selector::between_hosts();
-                let report = destroy::destroy(end, &which, Amount::One, &mut rng);
-                killed += report.expect("destroy connections").connections.len();
+        while running.iter_mut().any(Running::is_running) && start.elapsed() < how.limit {
+            thread::sleep(rng.between(GAP.0, GAP.1) / how.haste);
+            if how.kills {
+                kills.extend(kill_one(lab.node(usize::from(rng.coin())), &mut rng));
             }
             if ended_badly(&mut running) {
                 break;
@@ -205,7 +210,7 @@ impl Framework {
             digests,
             took,
             done,
-            killed,
+            kills,
         }
     }
 }
@@ -213,10 +218,28 @@ impl Framework {
 /// What stands before a digest in a line of output.
 const DIGEST: &str = " digest ";
 
+/// Kills one of the node's connections with the other node, chosen at random. Returns when.
+fn kill_one(node: &Node, rng: &mut SeededRng) -> Option<f64> {
+    let found = destroy::list(node.net(), &Selector::between_hosts());
+    let mut found = found.expect("list connections");
+    if found.is_empty() {
+        return None;
+    }
+    let chosen = found.swap_remove(rng.below(found.len()));
+    let now = since_1970();
+    let fates = diag::destroy(node.net(), &[chosen]).expect("destroy a connection");
+    fates.contains(&DestroyOutcome::Destroyed).then_some(now)
+}
+
+/// The time, in seconds since 1970.
+fn since_1970() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0.0, |now| now.as_secs_f64())
+}
+
 /// When the first digest was printed, in seconds since 1970.
 fn first_result(running: &[Running]) -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0.0, |now| now.as_secs_f64());
+    let now = since_1970();
     let printed = running.iter().flat_map(|process| {
         let started = now - process.elapsed().as_secs_f64();
         let results = process
@@ -277,71 +300,8 @@ fn command(lab: &Lab, part: &Part, slim: bool) -> Command {
         .envs(launch::environment(lab))
         .env_remove("LD_PRELOAD")
         .env("PYTHONUNBUFFERED", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("OMP_NUM_THREADS", "1")
         .env("RAY_USAGE_STATS_ENABLED", "0");
     command
-}
-
-/// The test of one framework. `parts` are the processes of the job on this lab, whose Python programs need this interpreter.
-pub fn rides_through(test: &str, framework: &Framework, parts: impl Fn(&Lab, &Path) -> Vec<Part>) {
-    if !framework.is_there(test) {
-        return;
-    }
-    let name = framework.name;
-    // A lab for each run: some frameworks cannot listen at a port that the last run has used a moment ago.
-    let run = |way: &str, how| {
-        let lab = lab(&format!("{name}-{way}"), 2, 1)?;
-        let outcome = framework.run(&lab, parts(&lab, &framework.python), how);
-        Some((outcome, lab))
-    };
-    let quiet = How {
-        slim: false,
-        kills: false,
-        limit: LIMIT,
-    };
-    let Some((undisturbed, _)) = run("quiet", quiet) else {
-        return;
-    };
-    let digests = undisturbed.digests.expect("an undisturbed run");
-    assert_eq!(digests.len(), 1, "{name}: {digests:?}");
-
-    let disturbed = How {
-        slim: true,
-        kills: true,
-        ..quiet
-    };
-    let (slim, lab) = run("killed", disturbed).expect("a second lab");
-    let events = Events::read(&lab);
-    let resumed: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
-    let pauses = events.pauses();
-    let pause = |percent: usize| pauses.get(pauses.len() * percent / 100).unwrap_or(&0.0) * 1e3;
-    println!(
-        "{name}: {:.1?} undisturbed; {:.1?} under SLIM with {} connections killed; {events}; half of the resumes within {:.2} ms, \
-         90 of 100 within {:.2} ms",
-        undisturbed.took,
-        slim.took,
-        slim.killed,
-        pause(50),
-        pause(90)
-    );
-    assert_eq!(slim.digests, Ok(digests.clone()), "{} killed", slim.killed);
-    assert!(slim.killed >= 10, "{name}: only {} killed", slim.killed);
-    assert_eq!(resumed.len(), 2, "{name}: resumed on {resumed:?}");
-    let wrong = events.wrongly_given_up(slim.done);
-    assert!(wrong.is_empty(), "{name}: {wrong:#?}");
-
-    if !framework.repeats {
-        let bare = How {
-            kills: true,
-            limit: BARE_LIMIT,
-            ..quiet
-        };
-        let (bare, _) = run("bare", bare).expect("a third lab");
-        println!("{name}: bare, {} killed: {:?}", bare.killed, bare.digests);
-        assert!(
-            bare.digests != Ok(digests),
-            "{name}: {} killed",
-            bare.killed
-        );
-    }
 }
