@@ -66,25 +66,27 @@ fn speed() {
 #[test]
 #[ignore = "a measurement of many minutes"]
 fn pauses() {
+    let per_node = number("MEASURED_PER_NODE", 2);
     let (kills, haste) = (number("MEASURED_KILLS", 200), number("MEASURED_HASTE", 1));
     println!(
-        "| framework | killed | outages | head starts | half, 99 of 100, longest | the same, since the kill |"
+        "| framework | killed | outages | head starts | pause: half, 99 of 100, longest | outage | since the kill |"
     );
     let long = Duration::from_millis(number("MEASURED_LONG_MS", 5) as u64);
     for job in wanted() {
-        let Some(seen) = disturbed::measure(&job, kills, haste as u32, long) else {
+        let Some(seen) = disturbed::measure(&job, per_node, (kills, haste as u32), long) else {
             return;
         };
         let with = |all: &[f64]| {
             let of_100 = [50, 99, 100].map(|n| disturbed::within(all, n));
-            of_100.map(|ms| format!("{ms:.2} ms")).join(" | ")
+            of_100.map(|ms| format!("{ms:.2} ms")).join(", ")
         };
         println!(
-            "| {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} |",
             job.framework.name,
             seen.kills,
             seen.outages.len(),
             seen.head_starts,
+            with(&seen.pauses),
             with(&seen.outages),
             with(&seen.since_kill)
         );

@@ -136,6 +136,7 @@ impl Events {
             for outage in of_flow {
                 match joined.last_mut().filter(|last| outage.begin <= last.end) {
                     Some(last) => {
+                        last.met = last.met.max(outage.begin);
                         last.end = last.end.max(outage.end);
                         last.told |= outage.told;
                     }
@@ -211,6 +212,8 @@ pub fn word<'a>(event: &'a Value, field: &str) -> &'a str {
 pub struct Outage {
     pub flow: String,
     pub begin: f64,
+    /// When the later end heard of it, by a call of its program or from the first end. Until then its program did not use the connection.
+    pub met: f64,
     pub end: f64,
     /// One end made no attempt: it was told by the other one.
     pub told: bool,
@@ -222,13 +225,15 @@ impl Outage {
     fn of_end(suspended: f64, resume: &Value) -> Self {
         let end = at(resume);
         let earliest = end - resume["lost_ms"].as_f64().unwrap_or(0.0) / 1e3;
+        let begin = if suspended <= earliest + 1e-3 {
+            suspended
+        } else {
+            earliest
+        };
         Outage {
             flow: word(resume, "flow").to_owned(),
-            begin: if suspended <= earliest + 1e-3 {
-                suspended
-            } else {
-                earliest
-            },
+            begin,
+            met: begin,
             end,
             told: resume["attempts"] == 0,
         }
@@ -237,6 +242,11 @@ impl Outage {
     /// Its length in seconds.
     pub fn length(&self) -> f64 {
         self.end - self.begin
+    }
+
+    /// How long both programs could have waited for the connection, in seconds.
+    pub fn pause(&self) -> f64 {
+        self.end - self.met
     }
 }
 

@@ -13,8 +13,9 @@ use super::{
     jobs::{Extent, Job},
 };
 
-/// Time limit for a run whose result is wanted.
-const LIMIT: Duration = Duration::from_secs(300);
+/// Time limit for a run whose result is wanted, and for a long one that is measured.
+const LIMIT: Duration = Duration::from_secs(120);
+const LONG_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for a run without SLIM whose connections are killed: some programs hang.
 const BARE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -45,6 +46,8 @@ pub struct Disturbances {
     pub kills: usize,
     /// Lengths of the outages, in seconds ([`Outage`]).
     pub outages: Vec<f64>,
+    /// Their part in which both programs could have waited for the connection ([`Outage::pause`]).
+    pub pauses: Vec<f64>,
     /// How many of them lasted as long as the acceptor waits for the connector, which did not use the connection and had to be told.
     pub head_starts: usize,
     /// From the kill until both ends have another connection, in seconds. Longer than the outage if no program used the connection
@@ -58,12 +61,13 @@ impl Disturbances {
         self.kills += kills.len();
         for outage in outages {
             self.outages.push(outage.length());
+            self.pauses.push(outage.pause());
             self.head_starts += usize::from(outage.told && HEAD_START.contains(&outage.length()));
             let before = kills.partition_point(|kill| *kill <= outage.begin);
             let kill = before.checked_sub(1).map(|last| kills[last]);
             self.since_kill.extend(kill.map(|kill| outage.end - kill));
         }
-        for all in [&mut self.outages, &mut self.since_kill] {
+        for all in [&mut self.outages, &mut self.pauses, &mut self.since_kill] {
             all.sort_by(f64::total_cmp);
         }
     }
@@ -76,22 +80,21 @@ pub fn within(sorted: &[f64], of_100: usize) -> f64 {
 }
 
 /// Runs a job. A lab for each run: some frameworks cannot listen at a port that the last run has used a moment ago.
-fn run(job: &Job, way: &str, steps: u32, how: How) -> Option<(Outcome, Lab)> {
+fn run(job: &Job, way: &str, extent: Extent, how: How) -> Option<(Outcome, Lab)> {
     let framework = &job.framework;
-    let extent = Extent {
-        per_node: 2,
-        steps,
-        in_turns: false,
-    };
     let lab = lab(&format!("{}-{way}", framework.name), 2, 1)?;
     let parts = (job.parts)(&lab, &framework.python(), extent);
     Some((framework.run(&lab, parts, how), lab))
 }
 
 /// The result of an undisturbed run. `None` if there can be no lab.
-fn right_result(job: &Job, steps: u32) -> Option<(BTreeSet<String>, Duration)> {
+fn right_result(
+    job: &Job,
+    extent: Extent,
+    limit: Duration,
+) -> Option<(BTreeSet<String>, Duration)> {
     let name = job.framework.name;
-    let (undisturbed, _) = run(job, "quiet", steps, QUIET)?;
+    let (undisturbed, _) = run(job, "quiet", extent, How { limit, ..QUIET })?;
     let digests = undisturbed.digests.expect("an undisturbed run");
     assert_eq!(digests.len(), 1, "{name}: {digests:?}");
     Some((digests, undisturbed.took))
@@ -104,10 +107,15 @@ pub fn rides_through(test: &str, job: &Job) {
         return;
     }
     let name = framework.name;
-    let Some((digests, took)) = right_result(job, job.steps) else {
+    let extent = Extent {
+        per_node: 2,
+        steps: job.steps,
+        in_turns: false,
+    };
+    let Some((digests, took)) = right_result(job, extent, LIMIT) else {
         return;
     };
-    let (slim, lab) = run(job, "killed", job.steps, DISTURBED).expect("a second lab");
+    let (slim, lab) = run(job, "killed", extent, DISTURBED).expect("a second lab");
     let events = Events::read(&lab);
     let resumed: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
     let mut disturbances = Disturbances::default();
@@ -133,32 +141,45 @@ pub fn rides_through(test: &str, job: &Job) {
             limit: BARE_LIMIT,
             ..DISTURBED
         };
-        let (bare, _) = run(job, "bare", job.steps, bare).expect("a third lab");
+        let (bare, _) = run(job, "bare", extent, bare).expect("a third lab");
         let killed = bare.kills.len();
         println!("{name}: bare, {killed} killed: {:?}", bare.digests);
         assert!(bare.digests != Ok(digests), "{name}: {killed} killed");
     }
 }
 
-/// Runs a long job until so many connections have been killed, checks its results, and prints what happened in outages that lasted
+/// Runs a long job until so many connections have been killed, checks its results, and prints what happened in outages with a pause
 /// longer than `long`. `None` if there can be no lab.
-pub fn measure(job: &Job, kills: usize, haste: u32, long: Duration) -> Option<Disturbances> {
+pub fn measure(
+    job: &Job,
+    per_node: usize,
+    (kills, haste): (usize, u32),
+    long: Duration,
+) -> Option<Disturbances> {
     let name = job.framework.name;
-    let steps = 8 * job.steps;
-    let (digests, _) = right_result(job, steps)?;
+    let extent = Extent {
+        per_node,
+        steps: 4 * job.steps,
+        in_turns: false,
+    };
+    let (digests, _) = right_result(job, extent, LONG_LIMIT)?;
     let mut all = Disturbances::default();
     while all.kills < kills {
-        let how = How { haste, ..DISTURBED };
-        let (outcome, lab) = run(job, "killed", steps, how)?;
+        let how = How {
+            haste,
+            limit: LONG_LIMIT,
+            ..DISTURBED
+        };
+        let (outcome, lab) = run(job, "killed", extent, how)?;
         let events = Events::read(&lab);
         assert_eq!(outcome.digests, Ok(digests.clone()), "{name}");
         let wrong = events.wrongly_given_up(outcome.done);
         assert!(wrong.is_empty(), "{name}: {wrong:#?}");
         let outages = events.outages();
-        for outage in outages.iter().filter(|o| o.length() > long.as_secs_f64()) {
+        for outage in outages.iter().filter(|o| o.pause() > long.as_secs_f64()) {
             println!(
                 "{name}: {:.2} ms:\n{}",
-                outage.length() * 1e3,
+                outage.pause() * 1e3,
                 events.during(outage)
             );
         }
