@@ -222,7 +222,9 @@ impl World {
         match action {
             Action::Mailbox { ip } => self.nodes[node].endpoint.set_mailbox(ip, MAILBOX),
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
-            Action::Connect { conn, token, path } => {
+            Action::Connect {
+                conn, token, path, ..
+            } => {
                 self.front(node, token).trying = true;
                 self.nodes[node].links.insert(conn, Link::default());
                 self.send_syn(node, conn, path.to);
