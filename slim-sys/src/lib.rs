@@ -66,7 +66,7 @@ pub use identity::{identity, identity_of};
 pub use inside::{as_agent, be_agent_thread, in_agent, is_agent_thread};
 pub use memory::*;
 pub use offer::offered;
-pub use open::{any_number_elsewhere, for_each_open, for_each_process};
+pub use open::{any_number_of_later_processes, for_each_open, for_each_process};
 pub use own::OwnFd;
 pub use owner::{copy_owner, tell_owner};
 pub use process::*;

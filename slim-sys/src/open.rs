@@ -44,12 +44,17 @@ pub fn for_each_process(f: impl FnMut(c_int)) {
     });
 }
 
-/// Whether `found` holds for a number of another process: it gets the process's id and the number. A process whose numbers this one may
-/// not list counts if it has begun after this one, because it may be a descendant. Uses no heap. Slow: it looks at all numbers of the host.
-pub fn any_number_elsewhere(mut found: impl FnMut(c_int, c_int) -> bool) -> bool {
-    let (own, mut any) = (crate::pid(), false);
+/// Whether `found` holds for a number of a process that may be a descendant, because it has begun after this one: it gets the process's id and
+/// the number. Also true if the numbers of such a process may not be listed, or if `/proc` is missing. Uses no heap. Slow: it looks at all
+/// processes of the host.
+pub fn any_number_of_later_processes(mut found: impl FnMut(c_int, c_int) -> bool) -> bool {
+    let own = crate::pid();
+    let (mut any, mut is_listed) = (false, false);
+    let mut begun = None;
     for_each_process(|pid| {
-        if any || pid == own {
+        is_listed |= pid == own;
+        let since = *begun.get_or_insert_with(|| proc::begun(own));
+        if any || pid == own || proc::begun(pid) < since {
             return;
         }
         match proc::open(format_args!("{pid}/fd"), OFlags::DIRECTORY) {
@@ -57,12 +62,12 @@ pub fn any_number_elsewhere(mut found: impl FnMut(c_int, c_int) -> bool) -> bool
                 for_each_number_in(&dir, |number| any = any || found(pid, number));
                 close_unregistered(dir);
             }
-            Err(Errno::ACCESS | Errno::PERM) => any = proc::begun(pid) >= proc::begun(own),
+            Err(Errno::ACCESS | Errno::PERM) => any = true,
             // It has ended.
             Err(_) => {}
         }
     });
-    any
+    any || !is_listed
 }
 
 /// Calls `f` with each file name of a directory that is a number.

@@ -242,14 +242,22 @@ fn remove_number(
 fn is_shared(flow: &Flow, ctl: &Ctl, fd: c_int, lingers: Option<c_int>) -> bool {
     match ctl.mode() {
         Mode::Suspended => is_held_elsewhere(flow, fd),
-        Mode::Open if lingers.is_none() && has_bytes_under_way(flow, fd) => {
-            sys::any_number_elsewhere(|pid, number| {
+        Mode::Open if lingers.is_none() && has_own_bytes_under_way(flow, fd) => {
+            sys::any_number_of_later_processes(|pid, number| {
                 let file = runtime::file_in(pid, number);
                 file.is_some_and(|file| flow.is_file(file))
             })
         }
         _ => true,
     }
+}
+
+/// Whether the peer's kernel may lack bytes of the open flow with the number `fd`, and this process has sent them. A server that forks for each
+/// connection has sent none.
+fn has_own_bytes_under_way(flow: &Flow, fd: c_int) -> bool {
+    let unacked = flow.stream.undelivered_on(fd).unwrap_or(0);
+    let sent = flow.stream.try_sent().unwrap_or(0);
+    has_bytes_under_way(flow, fd) && unacked <= sent
 }
 
 /// Whether the peer's kernel may lack bytes of the open flow with the number `fd`.
