@@ -148,7 +148,7 @@ fn run_outages(course: Course, full: bool, share: u64) -> Option<(u64, Stats)> {
 
 #[test]
 fn hosts_that_both_change_their_addresses_in_72_hours_find_each_other() {
-    let Some((seeds, total)) = run_outages(Course::BothMove, true, 20) else {
+    let Some((seeds, total)) = run_outages(Course::BothMove, true, 50) else {
         return;
     };
     let minutes = total.rested / 60;
@@ -165,7 +165,7 @@ fn hosts_that_both_change_their_addresses_in_72_hours_find_each_other() {
 #[test]
 fn a_held_flow_goes_on_when_an_address_is_found() {
     for course in [Course::OneMoves, Course::OneReturns, Course::Flaps] {
-        let Some((seeds, total)) = run_outages(course, false, 40) else {
+        let Some((seeds, total)) = run_outages(course, false, 100) else {
             continue;
         };
         assert!(
@@ -178,7 +178,7 @@ fn a_held_flow_goes_on_when_an_address_is_found() {
 #[test]
 fn a_held_flow_ends_when_the_user_wants_or_the_peer_process_has_ended() {
     for course in [Course::TooLong, Course::Dies] {
-        let Some((seeds, total)) = run_outages(course, false, 40) else {
+        let Some((seeds, total)) = run_outages(course, false, 100) else {
             continue;
         };
         assert!(
