@@ -128,15 +128,17 @@ fn end((thread, since): (c_int, Instant)) {
 
 /// The kernel closes the connections of an exiting process. The peers are told that these ends are genuine. The last bytes are waited for:
 /// until the peers' kernels have them, or only the peers' applications are slow; and also the ends of flows through the witness.
+/// Other threads of the program may go on sending until the process ends, so their open flows are left to the kernel.
 fn end_connections(since: Instant) {
     runtime::with_agent(Agent::process_ends);
+    // This thread, and the agent's.
+    let alone = slim_sys::threads() <= 2;
+    let is_owed = |f, fd| alone && closing::has_bytes_under_way(f, fd);
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
         match f.own_at(fd).map(|c| c.mode()) {
             Some(flow::Mode::Suspended) => closing::leave(f, fd),
-            Some(flow::Mode::Open)
-                if f.stream.is_relayed() || closing::has_bytes_under_way(f, fd) =>
-            {
+            Some(flow::Mode::Open) if f.stream.is_relayed() || is_owed(f, fd) => {
                 closing::leave(f, fd);
             }
             Some(flow::Mode::Open) => announce_end(fd, f),
