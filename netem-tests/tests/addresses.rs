@@ -3,20 +3,20 @@
 
 mod common;
 
-use std::{path::Path, process::Command, time::Duration};
+use std::time::Duration;
 
 use common::{
-    events::{Events, events_dir},
-    eventually, lab,
+    events::Events,
+    eventually,
+    python::{lab_with_python, python},
 };
 use slim_lab::{
-    Lab, SeededRng, artifacts,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
         link,
     },
     output::Running,
-    skip::skip,
 };
 
 /// Both ends of a connection: `server HOST PORT` and `client HOST PORT OWN-ADDRESS`. The ends send increasing numbers to each
@@ -51,15 +51,9 @@ except OSError as e:
 "#;
 
 fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
-    let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.args(["-c", PROGRAM]).args(args);
-    command.env(
-        "LD_PRELOAD",
-        artifacts::preload().expect("the preload library"),
-    );
-    command.env("SLIM_ATTEMPTS", "2");
+    let mut command = python(lab, node, PROGRAM, true);
+    command.args(args).env("SLIM_ATTEMPTS", "2");
     command.env("SLIM_ATTEMPT_TIMEOUTS", "2,3");
-    command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
     Running::start(command).expect("start a program")
 }
 
@@ -99,17 +93,9 @@ fn is_protected(lab: &Lab, there: &str, here: &str) {
     assert_eq!(count("resume"), 2, "{}", told());
 }
 
-fn lab_with_python(test: &str, paths: usize) -> Option<Lab> {
-    if !Path::new("/usr/bin/python3").exists() {
-        skip(test, "python3 is not installed");
-        return None;
-    }
-    lab(test, 2, paths)
-}
-
 #[test]
 fn an_alias_is_an_address_like_any_other() {
-    let Some(lab) = lab_with_python("alias", 1) else {
+    let Some(lab) = lab_with_python("alias", 2, 1) else {
         return;
     };
     ip(&lab, 0, "addr add 10.77.0.101/24 dev path0");
@@ -121,7 +107,7 @@ fn an_alias_is_an_address_like_any_other() {
 /// over the second route.
 #[test]
 fn an_address_with_routes_of_its_own() {
-    let Some(lab) = lab_with_python("policy", 2) else {
+    let Some(lab) = lab_with_python("policy", 2, 2) else {
         return;
     };
     ip(&lab, 1, "addr add 10.99.0.2/32 dev lo");
@@ -133,7 +119,7 @@ fn an_address_with_routes_of_its_own() {
 
 #[test]
 fn addresses_of_one_link() {
-    let Some(lab) = lab_with_python("link-local", 2) else {
+    let Some(lab) = lab_with_python("link-local", 2, 2) else {
         return;
     };
     // On the second link, so that an address used without its scope ends up on the wrong link.
@@ -181,7 +167,7 @@ fn finish(lab: &Lab, programs: &[Running], how: &str) {
 /// Each peer has announced its address on the second path, and that address stays.
 #[test]
 fn both_hosts_renumbered_with_a_second_path() {
-    let Some(lab) = lab_with_python("rails", 2) else {
+    let Some(lab) = lab_with_python("rails", 2, 2) else {
         return;
     };
     let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
@@ -193,7 +179,7 @@ fn both_hosts_renumbered_with_a_second_path() {
 /// The other host keeps its address, which is known.
 #[test]
 fn one_host_renumbered() {
-    let Some(lab) = lab_with_python("renumbered", 1) else {
+    let Some(lab) = lab_with_python("renumbered", 2, 1) else {
         return;
     };
     ip(&lab, 1, "addr add 10.99.7.9/24 dev path0");
@@ -206,7 +192,7 @@ fn one_host_renumbered() {
 /// Neither end can know the other's new address. The program gets the kernel's error, within the timeout that it has set.
 #[test]
 fn both_hosts_renumbered_at_once() {
-    let Some(lab) = lab_with_python("both", 1) else {
+    let Some(lab) = lab_with_python("both", 2, 1) else {
         return;
     };
     let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
@@ -247,11 +233,8 @@ while data := s.recv(1):
 /// second host.
 fn goes_on_after(lab: &Lab, ends: [&str; 2], trouble: impl FnOnce()) {
     let run = |node: usize, program: &str, args: &[&str]| {
-        let mut command: Command = lab.node(node).command("/usr/bin/python3");
-        command.args(["-c", program]).args(args);
-        let preload = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", preload);
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        let mut command = python(lab, node, program, true);
+        command.args(args);
         Running::start(command).expect("start a program")
     };
     let [near, far] = ends;
@@ -272,7 +255,7 @@ fn goes_on_after(lab: &Lab, ends: [&str; 2], trouble: impl FnOnce()) {
 /// The kernel sends no packet then, so that none is lost or sent again.
 #[test]
 fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
-    let Some(lab) = lab_with_python("gone", 2) else {
+    let Some(lab) = lab_with_python("gone", 2, 2) else {
         return;
     };
     goes_on_after(&lab, ["10.78.0.1", "10.78.0.2"], || {
@@ -283,7 +266,7 @@ fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
 /// The host that has got another address only waits for the other one, which cannot know the new address.
 #[test]
 fn a_renumbered_host_that_only_waits_is_found() {
-    let Some(lab) = lab_with_python("waits", 1) else {
+    let Some(lab) = lab_with_python("waits", 2, 1) else {
         return;
     };
     goes_on_after(&lab, ["10.77.0.1", "10.77.0.2"], || {

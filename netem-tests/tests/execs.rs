@@ -2,20 +2,20 @@
 
 mod common;
 
-use std::{fs, path::Path, process::Command, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use common::{
-    events::{Events, events_dir},
-    eventually, lab,
+    events::Events,
+    eventually,
+    python::{lab_with_python, python},
 };
 use slim_lab::{
-    Lab, SeededRng, artifacts,
+    Lab, Node, SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
         nft,
     },
     output::Running,
-    skip::skip,
 };
 
 /// So many that they cannot be resumed one after the other within the time for which an exec waits: each takes 0.4 s.
@@ -86,76 +86,79 @@ else:
 "#;
 
 fn start(lab: &Lab, node: usize, program: &str, args: &[&str]) -> Running {
-    let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.args(["-c", program]).args(args);
-    command.env("PROGRAM", program);
-    let library = artifacts::preload().expect("the preload library");
-    command.env("LD_PRELOAD", library);
-    command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+    let mut command = python(lab, node, program, true);
+    command.args(args).env("PROGRAM", program);
     Running::start(command).expect("start a program")
+}
+
+/// Starts the program on the second node and then on the first one, and waits until so many connections have sessions.
+fn start_both(lab: &Lab, program: &str, args: [&[&str]; 2], connections: usize) -> [Running; 2] {
+    let server = start(lab, 1, program, args[0]);
+    let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
+    assert!(ready, "{:?}", server.lines());
+    let client = start(lab, 0, program, args[1]);
+    let live = || Events::read(lab).count("live") == 2 * connections;
+    assert!(eventually(Duration::from_secs(5), live), "no sessions");
+    [server, client]
+}
+
+/// Waits until the next program has used all connections.
+fn assert_done(lab: &Lab, [server, client]: &[Running; 2]) {
+    let done = client.wait_line(Duration::from_secs(30), |l| l == "DONE");
+    let told = [client.lines(), server.lines()];
+    assert!(done, "{told:?} {}", Events::read(lab));
+}
+
+/// Destroys all connections of a node. Returns their number.
+fn kill_all(node: &Node) -> usize {
+    let all = Selector::between_hosts();
+    let killed = destroy::destroy(node.net(), &all, Amount::All, &mut SeededRng::new(1));
+    killed.expect("destroy connections").connections.len()
+}
+
+fn file(lab: &Lab, name: &str) -> String {
+    lab.node(0).tmp().join(name).display().to_string()
 }
 
 #[test]
 fn an_exec_waits_for_all_broken_connections_at_the_same_time() {
-    let name = "exec-many";
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(name, "python3 is not installed");
-    }
-    let Some(lab) = lab(name, 2, 2) else {
+    let Some(lab) = lab_with_python("exec-many", 2, 2) else {
         return;
     };
     let host = lab.node(1).address(0).to_string();
-    let count = CONNECTIONS.to_string();
-    let server = start(&lab, 1, PROGRAM, &["server", &host, &count]);
-    let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
-    assert!(ready, "{:?}", server.lines());
-    let go = lab.node(0).tmp().join("go");
-    let file = go.display().to_string();
-    let client = start(&lab, 0, PROGRAM, &["client", &host, &count, &file]);
-    let live = || Events::read(&lab).count("live") == 2 * CONNECTIONS;
-    assert!(eventually(Duration::from_secs(5), live), "no sessions");
+    let (count, go) = (CONNECTIONS.to_string(), file(&lab, "go"));
+    let server: &[&str] = &["server", &host, &count];
+    let both = start_both(
+        &lab,
+        PROGRAM,
+        [server, &["client", &host, &count, &go]],
+        CONNECTIONS,
+    );
     // The peers do not see the resets, so only the use of a connection shows that it is broken.
     let rule = nft::Rule::drop().path(0);
     let _silent = rule.apply_to(lab.nodes()).expect("lay the rule");
-    let (net, all) = (lab.node(0).net(), Selector::between_hosts());
-    let killed = destroy::destroy(net, &all, Amount::All, &mut SeededRng::new(1));
-    let killed = killed.expect("destroy connections").connections.len();
-    assert_eq!(killed, CONNECTIONS);
+    assert_eq!(kill_all(lab.node(0)), CONNECTIONS);
     fs::write(&go, "").expect("write the file");
-    let done = client.wait_line(Duration::from_secs(30), |l| l == "DONE");
-    let told = [client.lines(), server.lines()];
-    assert!(done, "{told:?} {}", Events::read(&lab));
+    assert_done(&lab, &both);
 }
 
 /// The peer has closed broken connections and ended. What it had sent before they broke is there for the next program.
 #[test]
 fn bytes_from_before_a_break_outlive_an_exec() {
-    let name = "exec-unread";
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(name, "python3 is not installed");
-    }
-    let Some(lab) = lab(name, 2, 1) else {
+    let Some(lab) = lab_with_python("exec-unread", 2, 1) else {
         return;
     };
     let host = lab.node(1).address(0).to_string();
-    let [end, go] = ["end", "go"].map(|name| lab.node(0).tmp().join(name).display().to_string());
-    let giver = start(&lab, 1, GIFT, &["giver", &host, &end]);
-    let ready = giver.wait_line(Duration::from_secs(20), |l| l == "READY");
-    assert!(ready, "{:?}", giver.lines());
-    let taker = start(&lab, 0, GIFT, &["taker", &host, &go]);
-    let live = || Events::read(&lab).count("live") == 20;
-    assert!(eventually(Duration::from_secs(5), live), "no sessions");
+    let [end, go] = ["end", "go"].map(|name| file(&lab, name));
+    let args: [&[&str]; 2] = [&["giver", &host, &end], &["taker", &host, &go]];
+    let both = start_both(&lab, GIFT, args, 10);
     // Their bytes are on the way, or have arrived.
     thread::sleep(Duration::from_millis(200));
     for node in lab.nodes() {
-        let all = Selector::between_hosts();
-        destroy::destroy(node.net(), &all, Amount::All, &mut SeededRng::new(1))
-            .expect("destroy connections");
+        kill_all(node);
     }
     fs::write(&end, "").expect("write the file");
     thread::sleep(Duration::from_millis(700));
     fs::write(&go, "").expect("write the file");
-    let done = taker.wait_line(Duration::from_secs(30), |l| l == "DONE");
-    let told = [taker.lines(), giver.lines()];
-    assert!(done, "{told:?} {}", Events::read(&lab));
+    assert_done(&lab, &both);
 }

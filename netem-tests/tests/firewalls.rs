@@ -3,21 +3,20 @@
 
 mod common;
 
-use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{fs, net::SocketAddr, process::Command, time::Duration};
 
 use common::{
-    events::{Events, events_dir},
-    lab,
+    events::Events,
+    python::{lab_with_python, under_slim},
 };
 use slim_lab::{
-    Lab, artifacts,
+    Lab,
     faults::{
         destroy::{self, Selector},
         inject::{self, Segment},
         nft::{self, Rule},
     },
     output::Running,
-    skip::skip,
 };
 
 /// One end of a connection, server or client. It exchanges hellos with the other end, and then either ends in the given way
@@ -61,11 +60,7 @@ fn start(lab: &Lab, node: usize, args: [&str; 4], slim: bool) -> Running {
     command.arg(lab.dir().join("ends.py")).args(args);
     command.env_remove("LD_PRELOAD");
     if slim {
-        command.env(
-            "LD_PRELOAD",
-            artifacts::preload().expect("the preload library"),
-        );
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        under_slim(&mut command, lab);
     }
     Running::start(command).expect("start a program")
 }
@@ -120,10 +115,9 @@ fn ends(lab: &Lab, slim: bool) -> Vec<(String, f64, String)> {
 }
 
 fn under(name: &str, rule: fn() -> Rule) {
-    let Some(lab) = lab(name, 2, 1) else { return };
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(name, "python3 is not installed");
-    }
+    let Some(lab) = lab_with_python(name, 2, 1) else {
+        return;
+    };
     fs::write(lab.dir().join("ends.py"), PROGRAM).expect("write the program");
     // A firewall lets UDP replies pass for half a minute or more after a packet. One second here has the same effect as
     // connections that last longer than that.
@@ -218,13 +212,9 @@ else:
 /// SLIM has asked once whether the peer can be reached. It still asks about the end of the stream.
 #[test]
 fn a_forged_end_of_a_peer_that_can_be_reached_loses_nothing() {
-    let name = "a_forged_end_of_a_peer_that_can_be_reached_loses_nothing";
-    let Some(lab) = lab("forged-end", 2, 1) else {
+    let Some(lab) = lab_with_python("forged-end", 2, 1) else {
         return;
     };
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(name, "python3 is not installed");
-    }
     fs::write(lab.dir().join("ends.py"), ECHO).expect("write the program");
     let host = lab.node(1).address(0);
     let (address, port) = (host.to_string(), "7120");

@@ -2,17 +2,19 @@
 
 mod common;
 
-use std::{fs, path::Path, process::Command, thread, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use common::{
-    events::{Events, events_dir},
-    lab,
+    events::Events,
+    python::{lab_with_python, python},
 };
 use slim_lab::{
-    Lab, artifacts,
-    faults::flush::{self, Forgotten},
+    Lab,
+    faults::{
+        flush::{self, Forgotten},
+        nft,
+    },
     output::Running,
-    skip::skip,
 };
 
 /// The sender exchanges hellos with the receiver, makes a child that does what `child` says, waits for the file `go`, sends its last bytes,
@@ -76,18 +78,12 @@ const CASES: [(&str, &str); 6] = [
 ];
 
 fn start(lab: &Lab, node: usize, args: &[&str], slim: bool) -> Running {
-    let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.arg(lab.dir().join("last.py")).args(args);
-    command.arg(go(lab)).env_remove("LD_PRELOAD");
-    if slim {
-        let preload = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", preload);
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
-    }
+    let mut command = python(lab, node, PROGRAM, slim);
+    command.args(args).arg(go(lab));
     Running::start(command).expect("start a program")
 }
 
-fn go(lab: &Lab) -> std::path::PathBuf {
+fn go(lab: &Lab) -> PathBuf {
     lab.dir().join("go")
 }
 
@@ -112,23 +108,11 @@ fn send(lab: &Lab) {
     fs::write(go(lab), "").expect("write a file");
 }
 
-fn programs(name: &str, lab: &Lab) -> bool {
-    if !Path::new("/usr/bin/python3").exists() {
-        skip(name, "python3 is not installed");
-        return false;
-    }
-    fs::write(lab.dir().join("last.py"), PROGRAM).expect("write the program");
-    true
-}
-
 #[test]
 fn last_bytes_arrive_although_a_firewall_has_forgotten_the_connection() {
-    let Some(lab) = lab("last-bytes", 2, 1) else {
+    let Some(lab) = lab_with_python("last-bytes", 2, 1) else {
         return;
     };
-    if !programs("last_bytes", &lab) {
-        return;
-    }
     for slim in [false, true] {
         let _ = fs::remove_file(go(&lab));
         let pairs = pairs(&lab, &CASES, slim);
@@ -153,16 +137,13 @@ fn last_bytes_arrive_although_a_firewall_has_forgotten_the_connection() {
 /// The parent has bytes under way when it ends, and a child that has the connection under another number goes on with it.
 #[test]
 fn a_child_goes_on_with_a_connection_that_its_parent_ends_with() {
-    let Some(lab) = lab("last-bytes-child", 2, 1) else {
+    let Some(lab) = lab_with_python("last-bytes-child", 2, 1) else {
         return;
     };
-    if !programs("last_bytes_child", &lab) {
-        return;
-    }
     let cases = [("exit", "holds"), ("close", "holds")];
     let pairs = pairs(&lab, &cases, true);
     // The acknowledgement takes some time.
-    let silent = slim_lab::faults::nft::Rule::drop().path(0);
+    let silent = nft::Rule::drop().path(0);
     let silent = silent.apply_to(lab.nodes()).expect("lay the rule");
     send(&lab);
     thread::sleep(Duration::from_millis(30));

@@ -5,20 +5,20 @@ mod common;
 
 use std::{
     path::Path,
-    process::Command,
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use common::{
-    events::{Events, events_dir, word},
+    events::{Events, word},
     lab,
+    python::python,
 };
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use slim_lab::{Lab, artifacts, output::Running, skip::skip};
+use slim_lab::{Lab, output::Running, skip::skip};
 
 /// `victim HOST PORT CONNECTIONS` echoes what it receives. `survivor HOST PORT...` connects to all these ports, and sends a byte on
 /// each connection every few milliseconds. When all its connections have ended, it says for each one when it ended, and what the
@@ -71,14 +71,8 @@ const HELD_UP: f64 = 0.05;
 const RUNS: usize = 5;
 
 fn start(lab: &Lab, node: usize, args: &[String], slim: bool) -> Running {
-    let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.args(["-c", PROGRAM]).args(args);
-    command.env_remove("LD_PRELOAD");
-    if slim {
-        let library = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", library);
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
-    }
+    let mut command = python(lab, node, PROGRAM, slim);
+    command.args(args);
     Running::start(command).expect("start a program")
 }
 

@@ -4,18 +4,17 @@ mod common;
 
 use std::{
     io::{BufRead, BufReader, Write},
-    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use common::{
-    events::{Events, events_dir},
-    lab, soak,
+    events::Events,
+    python::{lab_with_python, under_slim},
+    soak,
 };
 use slim_lab::{
-    Lab, SeededRng, artifacts,
+    Lab, SeededRng,
     faults::destroy::{self, Amount, Selector},
-    skip::skip,
 };
 
 /// Bytes of an exchange, in each direction.
@@ -79,9 +78,7 @@ impl End {
         let limit = if soak() { "14400" } else { "60" };
         command.args([limit, "/usr/bin/python3", "-c", PROGRAM, role]);
         command.args([lab.node(1).address(0).to_string(), BYTES.to_string()]);
-        let library = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", library);
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        under_slim(&mut command, lab);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("start a program");
         End {
@@ -104,11 +101,7 @@ impl End {
 
 #[test]
 fn a_kill_at_any_byte_of_an_exchange_is_survived() {
-    let test = "offsets";
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(test, "python3 is not installed");
-    }
-    let Some(lab) = lab(test, 2, 1) else {
+    let Some(lab) = lab_with_python("offsets", 2, 1) else {
         return;
     };
     let mut server = End::start(&lab, 1, "server");

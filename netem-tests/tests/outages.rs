@@ -3,18 +3,22 @@
 mod common;
 
 use std::{
-    fs, os::unix::fs::PermissionsExt, path::Path, thread::sleep, time::Duration, time::Instant,
+    fs, os::unix::fs::PermissionsExt, path::PathBuf, thread::sleep, time::Duration, time::Instant,
 };
 
 use common::{
-    events::{Events, events_dir},
-    eventually, lab, soak,
+    events::Events,
+    eventually,
+    python::{lab_with_python, python},
+    soak,
 };
 use slim_lab::{
     Lab, artifacts,
-    faults::{link, nft::Rule},
+    faults::{
+        link,
+        nft::{Rule, RuleGuard},
+    },
     output::Running,
-    skip::skip,
 };
 
 /// Both ends of a connection: `server HOST PORT` and `client HOST PORT`. Each end sends 400 blocks and checks each byte of those that it
@@ -82,11 +86,7 @@ struct Outage {
 impl Outage {
     /// `None` if it cannot be made here. `hold`: the value of `SLIM_HOLD`.
     fn begin(test: &str, hold: &str) -> Option<Outage> {
-        if !Path::new("/usr/bin/python3").exists() {
-            skip(test, "python3 is not installed");
-            return None;
-        }
-        let lab = lab(test, 3, 1)?;
+        let lab = lab_with_python(test, 3, 1)?;
         let key = lab.dir().join("key");
         fs::write(&key, "a key of more than sixteen bytes").expect("write a key");
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("protect the key");
@@ -101,16 +101,13 @@ impl Outage {
 
         let host = lab.node(0).address(0).to_string();
         let start = |node: usize, role: &str| {
-            let mut command = lab.node(node).command("/usr/bin/python3");
-            command.args(["-c", PROGRAM, role, &host, "7000"]);
-            let preload = artifacts::preload().expect("the preload library");
-            command.env("LD_PRELOAD", preload);
+            let mut command = python(&lab, node, PROGRAM, true);
+            command.args([role, &host, "7000"]);
             command.env("SLIM_ATTEMPTS", "1");
             command.env("SLIM_ATTEMPT_TIMEOUTS", "2");
             command.env("SLIM_HOLD", hold);
             command.env("SLIM_MEET", &meet);
             command.env("SLIM_JOB_KEY_FILE", &key);
-            command.env("SLIM_EVENTS", events_dir(&lab).join("%h.%p.jsonl"));
             Running::start(command).expect("start a program")
         };
         let server = start(0, "server");
@@ -128,6 +125,24 @@ impl Outage {
             ends,
             _witness: witness,
         })
+    }
+
+    /// Nothing passes between the two hosts.
+    fn cut(&self) -> RuleGuard {
+        let rule = Rule::drop().path(0);
+        let rule = rule.apply_to(&self.lab.nodes()[..2]);
+        rule.expect("cut the network")
+    }
+
+    fn wait_until_held(&self) {
+        let held = eventually(LONG, || self.held() == 2);
+        assert!(held, "{}", self.tell());
+    }
+
+    /// The program at this end gets an error within that time.
+    fn assert_fails(&mut self, end: usize, within: Duration) {
+        let status = self.ends[end].wait(within);
+        assert_eq!(status.and_then(|s| s.code()), Some(3), "{}", self.tell());
     }
 
     /// Both hosts change their addresses.
@@ -152,7 +167,7 @@ impl Outage {
 fn wakes(process: &Running) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{}/task", process.id())).expect("threads");
     let mut all = tasks.map(|task| task.expect("a thread").path());
-    let is_agent = |task: &std::path::PathBuf| {
+    let is_agent = |task: &PathBuf| {
         fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "slim-agent")
     };
     let agent = all.find(is_agent).expect("the agent's thread");
@@ -167,12 +182,8 @@ fn a_program_survives_an_outage_in_which_both_hosts_change_their_addresses() {
     let Some(mut outage) = Outage::begin("outage", "86400") else {
         return;
     };
-    let cut = Rule::drop().path(0);
-    let cut = cut
-        .apply_to(&outage.lab.nodes()[..2])
-        .expect("cut the network");
-    let held = eventually(LONG, || outage.held() == 2);
-    assert!(held, "{}", outage.tell());
+    let cut = outage.cut();
+    outage.wait_until_held();
     // The kernels report their errors meanwhile.
     sleep(Duration::from_secs(8));
 
@@ -216,14 +227,10 @@ fn the_same_outage_ends_a_program_that_does_not_hold_on() {
     let Some(mut outage) = Outage::begin("no-hold", "0") else {
         return;
     };
-    let cut = Rule::drop().path(0);
-    let cut = cut
-        .apply_to(&outage.lab.nodes()[..2])
-        .expect("cut the network");
+    let cut = outage.cut();
     outage.renumber();
     for n in 0..2 {
-        let status = outage.ends[n].wait(LONG);
-        assert_eq!(status.and_then(|s| s.code()), Some(3), "{}", outage.tell());
+        outage.assert_fails(n, LONG);
     }
     cut.lift().expect("the network is back");
 }
@@ -233,16 +240,11 @@ fn the_process_that_has_ended_meanwhile_is_given_up_when_the_network_is_back() {
     let Some(mut outage) = Outage::begin("hold-death", "86400") else {
         return;
     };
-    let cut = Rule::drop().path(0);
-    let cut = cut
-        .apply_to(&outage.lab.nodes()[..2])
-        .expect("cut the network");
-    let held = eventually(LONG, || outage.held() == 2);
-    assert!(held, "{}", outage.tell());
+    let cut = outage.cut();
+    outage.wait_until_held();
     outage.ends[1].kill();
     cut.lift().expect("the network is back");
-    let status = outage.ends[0].wait(Duration::from_secs(90));
-    assert_eq!(status.and_then(|s| s.code()), Some(3), "{}", outage.tell());
+    outage.assert_fails(0, Duration::from_secs(90));
 }
 
 #[test]
@@ -250,13 +252,9 @@ fn a_flow_is_held_no_longer_than_the_user_wants() {
     let Some(mut outage) = Outage::begin("hold-over", "5") else {
         return;
     };
-    let cut = Rule::drop().path(0);
-    let _cut = cut
-        .apply_to(&outage.lab.nodes()[..2])
-        .expect("cut the network");
+    let _cut = outage.cut();
     for n in 0..2 {
-        let status = outage.ends[n].wait(LONG);
-        assert_eq!(status.and_then(|s| s.code()), Some(3), "{}", outage.tell());
+        outage.assert_fails(n, LONG);
     }
     assert_eq!(outage.held(), 2, "{}", outage.tell());
 }

@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::time::Duration;
 
-use common::lab;
-use slim_lab::{Lab, artifacts, output::Running, skip::skip};
+use common::python::{lab_with_python, python};
+use slim_lab::{Lab, output::Running};
 
 /// Listens at one address, or connects to several, and keeps running.
 const PROGRAM: &str = r#"
@@ -31,10 +31,8 @@ else:
 "#;
 
 fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
-    let mut command: Command = lab.node(node).command("/usr/bin/python3");
-    command.arg(lab.dir().join("places.py")).args(args);
-    let library = artifacts::preload().expect("the preload library");
-    command.env("LD_PRELOAD", library);
+    let mut command = python(lab, node, PROGRAM, true);
+    command.args(args);
     Running::start(command).expect("start a program")
 }
 
@@ -54,14 +52,9 @@ fn bound(lab: &Lab, node: usize) -> Vec<String> {
 
 #[test]
 fn sockets_bound_only_at_addresses_in_use() {
-    let name = "sockets_bound_only_at_addresses_in_use";
-    let Some(lab) = lab("places", 2, 1) else {
+    let Some(lab) = lab_with_python("places", 2, 1) else {
         return;
     };
-    if !Path::new("/usr/bin/python3").exists() {
-        return skip(name, "python3 is not installed");
-    }
-    fs::write(lab.dir().join("places.py"), PROGRAM).expect("write the program");
     let limit = Duration::from_secs(20);
     // Connections within a host.
     let near = start(&lab, 0, &["server", "127.0.0.1"]);

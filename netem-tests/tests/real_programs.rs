@@ -14,8 +14,9 @@ use std::{
 };
 
 use common::{
-    events::{Events, event_logs, events_dir, word},
+    events::{Events, event_logs, word},
     eventually, lab,
+    python::under_slim,
 };
 use slim_lab::{
     Lab, SeededRng, artifacts,
@@ -57,9 +58,7 @@ fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
         .env_remove("SLIM_SOAK")
         .env_remove(artifacts::PRELOAD_VAR);
     if slim {
-        let library = artifacts::preload().expect("the preload library");
-        command.env("LD_PRELOAD", library);
-        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        under_slim(&mut command, lab);
         // All settings, and the job key above all, must reach every worker of a server.
         let key = lab.dir().join("key");
         // Workers that have dropped the privilege to read the file have the key from their parent process.

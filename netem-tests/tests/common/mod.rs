@@ -9,6 +9,7 @@ pub mod guest;
 pub mod jobs;
 pub mod kills;
 pub mod launcher;
+pub mod python;
 pub mod slurm;
 pub mod streams;
 
