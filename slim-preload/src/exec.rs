@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The format of the file, and the version of the library. Another version cannot read it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const DAMAGED: &str = "what the program before has left is damaged";

@@ -203,13 +203,13 @@ impl Driver {
         if away || self.endpoint.is_relayed(token) {
             return true;
         }
-        let Some(ending) = self.watch.linger.ending else {
+        let ending = self.watch.linger.ending;
+        let Some(ending) = ending.filter(|_| self.watch.finds_silence()) else {
             return false;
         };
         // An overdue acknowledgement leads to a new connection.
         let overdue = self.overdue(now, token);
-        self.watch.finds_silence()
-            && overdue.is_some_and(|time| !time.is_zero() || now.since(ending) < PATIENCE)
+        overdue.is_some_and(|time| !time.is_zero() || now.since(ending) < PATIENCE)
     }
 
     pub(crate) fn poll_linger(&mut self, now: Time, token: FlowToken) {

@@ -122,7 +122,7 @@ impl Saved for HandedFlow {
         let peer = &self.peer;
         (peer.id, peer.addrs.to_vec()).save(out);
         (peer.resume_port, peer.control_port).save(out);
-        peer.features.save(out);
+        (peer.features, peer.moved).save(out);
         (self.fin, self.peer_fin).save(out);
         let epochs = &self.epochs;
         (epochs.seen, epochs.sent).save(out);
@@ -137,7 +137,7 @@ impl Saved for HandedFlow {
         let random_s = Saved::load(from)?;
         let (peer, addrs) = <(EndpointId, Vec<IpAddr>)>::load(from)?;
         let (resume_port, control_port) = Saved::load(from)?;
-        let features = Saved::load(from)?;
+        let (features, moved) = Saved::load(from)?;
         let (fin, peer_fin) = Saved::load(from)?;
         let (seen, sent) = Saved::load(from)?;
         let (answered, committed) = Saved::load(from)?;
@@ -154,7 +154,7 @@ impl Saved for HandedFlow {
                 resume_port,
                 control_port,
                 features,
-                moved: false,
+                moved,
             },
             fin,
             peer_fin,

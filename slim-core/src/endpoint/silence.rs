@@ -214,18 +214,15 @@ impl Endpoint {
         let Some(ends) = self.watched(token) else {
             return;
         };
+        let small_segments = self.silences.was_deaf(now, token);
         let path = self.silences.paths.entry(ends).or_default();
         path.used = now;
         let answers = |proven: Time| now.since(proven) + ANSWERING <= overdue;
-        if overdue >= DEAF && path.proven.is_some_and(answers) {
-            let small_segments = self.silences.was_deaf(now, token);
-            let path = self.silences.paths.entry(ends).or_default();
-            if path.may_be_left(now, small_segments) {
-                self.silences.deaf.insert(token, now);
-                return self.suspect_path(now, token, small_segments);
-            }
+        let deaf = overdue >= DEAF && path.proven.is_some_and(answers);
+        if deaf && path.may_be_left(now, small_segments) {
+            self.silences.deaf.insert(token, now);
+            return self.suspect_path(now, token, small_segments);
         }
-        let path = self.silences.paths.entry(ends).or_default();
         if let Some(inquest) = &mut path.inquest {
             inquest.waiting.insert(token, now);
             let next = inquest.next.min(now + EVERY);

@@ -243,10 +243,7 @@ fn is_shared(flow: &Flow, ctl: &Ctl, fd: c_int, lingers: Option<c_int>) -> bool 
     match ctl.mode() {
         Mode::Suspended => is_held_elsewhere(flow, fd),
         Mode::Open if lingers.is_none() && has_own_bytes_under_way(flow, fd) => {
-            sys::any_number_of_later_processes(|pid, number| {
-                let file = runtime::file_in(pid, number);
-                file.is_some_and(|file| flow.is_file(file))
-            })
+            sys::any_number_of_later_processes(|pid, number| is_under(flow, pid, number))
         }
         _ => true,
     }
@@ -269,17 +266,17 @@ pub fn has_bytes_under_way(flow: &Flow, fd: c_int) -> bool {
 /// open. It is looked for under the same number, and under the standard numbers. True if /proc does not tell.
 pub fn is_held_elsewhere(f: &Flow, fd: c_int) -> bool {
     let (mut held, mut tells) = (false, false);
-    sys::for_each_process(|pid| {
-        let has = |number: c_int| {
-            let file = runtime::file_in(pid, number);
-            file.is_some_and(|file| f.is_file(file))
-        };
-        match pid == sys::pid() {
-            true => tells |= has(fd),
-            false => held |= [fd, 0, 1, 2].into_iter().any(has),
-        }
+    sys::for_each_process(|pid| match pid == sys::pid() {
+        true => tells |= is_under(f, pid, fd),
+        false => held |= [fd, 0, 1, 2].into_iter().any(|n| is_under(f, pid, n)),
     });
     held || !tells
+}
+
+/// Whether the flow's file is under this number of a process.
+fn is_under(flow: &Flow, pid: c_int, number: c_int) -> bool {
+    let file = runtime::file_in(pid, number);
+    file.is_some_and(|file| flow.is_file(file))
 }
 
 /// Closes the private transport. Resets it if stashed bytes are unread: the kernel does that only for unread bytes in its own

@@ -59,6 +59,8 @@ pub(super) struct Pair {
     left: [usize; 2],
     /// Whether front ends and drivers answer actions by themselves.
     pub(super) answers: bool,
+    /// Replays are written at once.
+    pub(super) replays: bool,
     /// The answer to `Verify`: whether the peer's kernel has ended the stream itself.
     pub(super) kernels_answer: bool,
     pub(super) counts: [Counts; 2],
@@ -119,6 +121,7 @@ impl Pair {
             room: usize::MAX,
             left: [usize::MAX; 2],
             answers: true,
+            replays: true,
             kernels_answer: false,
             counts: [Counts::default(); 2],
             done: Default::default(),
@@ -345,7 +348,7 @@ impl Pair {
                 token,
                 peer_received,
                 ..
-            } if self.answers => {
+            } if self.answers && self.replays => {
                 let replayed = self.counts[n].sent - peer_received;
                 self.ends[n].handle_installed(now, token, replayed);
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::pair::*;
 use crate::config::Config;
-use crate::endpoint::Action;
+use crate::endpoint::{Action, State};
 use crate::event::{Event, Trouble};
 use crate::ids::{Cause, FlowToken, Time};
 use crate::wire::{Kind, parse};
@@ -167,6 +167,32 @@ fn has_small_segments(pair: &Pair) -> bool {
         _ => None,
     };
     pair.done[A].iter().find_map(small).expect("a connection")
+}
+
+/// The messages of a resume pass, but its replay does not: once because the path is silent again, and then because it drops long packets.
+#[test]
+fn a_replay_that_makes_no_progress_is_given_up() {
+    let mut pair = Pair::live();
+    pair.replays = false;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    for small_segments in [false, true] {
+        assert_eq!((pair.state(A), installs(&pair)), (Some(State::Resuming), 1));
+        pair.forget();
+        pair.ends[A].replay_stalled(pair.now, FLOW);
+        pair.run();
+        assert_eq!(has_small_segments(&pair), small_segments);
+    }
+    for end in &mut pair.ends {
+        end.handle_installed(pair.now, FLOW, 0);
+    }
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    // There is no replay any more.
+    pair.forget();
+    pair.ends[A].replay_stalled(pair.now, FLOW);
+    pair.run();
+    assert!(pair.connects(A).is_empty());
 }
 
 /// As when neither end's kernel gets the processor: the acknowledgement and the answer come late.
