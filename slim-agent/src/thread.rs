@@ -74,12 +74,18 @@ fn run(parts: Parts, commands: CommandReceiver, report: StartReport, number: &At
     let report = Rc::new(report);
     be_agent_thread();
     number.store(slim_sys::tid(), Ordering::Release);
-    turn::take_own();
+    let log = Log::new(parts.config().log);
+    if let Err(e) = turn::take_own(parts.config().priority) {
+        log.warn(|| {
+            let why = std::io::Error::from_raw_os_error(e);
+            format!("SLIM_PRIORITY=realtime: {why}; allow it with CAP_SYS_NICE or the limit rtprio; using raised")
+        });
+    }
     let commands = Rc::new(commands);
     let survivor = Survivor::prepare(
         commands.clone(),
         report.clone(),
-        Log::new(parts.config().log),
+        log,
         parts.config().policy == Policy::Required,
     );
     match EventLoop::build(parts, commands, survivor) {

@@ -8,9 +8,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use slim_core::config::Priority;
+
 /// A thread gives way if the agent has not run for `STARVED` nanoseconds, and then sleeps for `NAP`.
 const STARVED: u64 = 1_000_000;
 const NAP: Duration = Duration::from_micros(100);
+
+/// By how much the nice value is lowered with [`Priority::Raised`]. With 15, a thread that wakes nearly always runs at once, beside threads
+/// with the usual value, and the kernel's own threads that need more (-20) keep it.
+const RAISED_BY: i32 = 15;
 
 /// A flow may be without a transport.
 static WANTED: AtomicBool = AtomicBool::new(false);
@@ -55,8 +61,20 @@ pub(crate) fn begin() {
 
 /// Called by the agent thread, which inherits processors and policy from the thread that started it. Allows it all
 /// processors of the process. Under a real-time policy, raises its priority or, without the privilege for that, sets
-/// the normal policy.
-pub(crate) fn take_own() {
+/// the normal policy. Otherwise gives it the priority of the setting, or the kernel's error if it may not have that of a real-time
+/// policy.
+pub(crate) fn take_own(priority: Priority) -> Result<(), i32> {
     slim_sys::use_all_processors();
     slim_sys::leave_real_time();
+    if slim_sys::is_real_time() || priority == Priority::Normal {
+        return Ok(());
+    }
+    let raise = || {
+        let _ = slim_sys::lower_nice(RAISED_BY);
+    };
+    if priority == Priority::RealTime {
+        return slim_sys::be_real_time().inspect_err(|_| raise());
+    }
+    raise();
+    Ok(())
 }

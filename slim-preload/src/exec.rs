@@ -22,7 +22,7 @@ use slim_sys::lock::Lock;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The format of the file, and the version of the library. Another version cannot read it.
+/// The format of the file, and the version of the library. Another version cannot read it. tests/c/left.c has the same number.
 const FORMAT: u32 = 2;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::{fs, os::unix::fs::MetadataExt};
+
 use common::{NEGOTIATED_MS, Program, compare, compile, own_network, same_alone};
 
 /// The program's output must be the bare one. Standard error has one line of SLIM's that contains `why`, or none.
@@ -42,6 +44,38 @@ fn ends_of_processes() {
         "return", "quick", "_exit", "handler", "thread", "busy", "fork", "vfork",
     ] {
         same_alone("exits", &[], &[case]);
+    }
+}
+
+/// SLIM's thread has the priority of the setting, where the process may have it. No other thread's priority changes.
+#[test]
+fn the_priority_of_the_setting() {
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        println!("skip: the_priority_of_the_setting: needs root");
+        return;
+    }
+    let program = compile("priority", &["-pthread"]);
+    let refused = "SLIM_PRIORITY=realtime: Operation not permitted";
+    for (priority, args, slims, says) in [
+        ("", &[][..], "policy 0, nice -15", ""),
+        ("normal", &[], "policy 0, nice 0", ""),
+        ("realtime", &[], "policy 1, nice 0", ""),
+        ("", &["user"], "policy 0, nice 0", ""),
+        ("realtime", &["user"], "policy 0, nice 0", refused),
+    ] {
+        let run = Program::new(&program).args(args);
+        let got = run.env("SLIM_PRIORITY", priority).preloaded(true).run();
+        let others = ["first", "thread", "child"].map(|who| format!("{who}: policy 0, nice 0\n"));
+        let want = format!(
+            "a connection: ping, pong\nSLIM: {slims}\n{}",
+            others.concat()
+        );
+        let case = format!("{priority} {args:?}: {got:?}");
+        assert_eq!(got.stdout, want, "{case}");
+        assert!(got.ok(), "{case}");
+        let lines = usize::from(!says.is_empty());
+        assert_eq!(got.stderr.lines().count(), lines, "{case}");
+        assert!(got.stderr.contains(says), "{case}");
     }
 }
 

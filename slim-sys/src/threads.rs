@@ -51,6 +51,47 @@ pub fn leave_real_time() {
     }
 }
 
+/// Lowers the nice value of the calling thread by this much. Threads that it starts get the value 0.
+///
+/// # Errors
+/// The kernel's error: the process may not.
+pub fn lower_nice(by: i32) -> Result<(), c_int> {
+    // SAFETY: no memory is passed. The call returns 20 minus the nice value, so that it is positive.
+    let now = 20 - unsafe { call!(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) }? as i32;
+    schedule(libc::SCHED_OTHER, (now - by).max(-20), 0)
+}
+
+/// Gives the calling thread the real-time policy SCHED_FIFO with the lowest priority. Threads that it starts get the normal policy.
+///
+/// # Errors
+/// The kernel's error: the process may not.
+pub fn be_real_time() -> Result<(), c_int> {
+    schedule(libc::SCHED_FIFO, 0, 1)
+}
+
+fn schedule(policy: c_int, nice: i32, priority: u32) -> Result<(), c_int> {
+    /// `struct sched_attr` in its first size (sched_setattr(2)).
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        of_deadline_policy: [u64; 3],
+    }
+    let wanted = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: policy as u32,
+        flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
+        nice,
+        priority,
+        of_deadline_policy: [0; 3],
+    };
+    // SAFETY: the kernel reads `size` bytes of the structure.
+    unsafe { call!(libc::SYS_sched_setattr, 0, &raw const wanted, 0) }.map(drop)
+}
+
 /// Lets the calling thread run on the processors of the process's first thread, besides its own.
 pub fn use_all_processors() {
     /// For 8192 processors, more than any kernel is built for.

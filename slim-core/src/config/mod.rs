@@ -62,6 +62,18 @@ pub enum WhenLost {
     Exit,
 }
 
+/// The priority of the agent thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// That of the thread that starts it.
+    Normal,
+    /// A lower nice value, where the process may set it.
+    #[default]
+    Raised,
+    /// A real-time policy.
+    RealTime,
+}
+
 /// How much is logged on standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the usual ones, each including those above it")]
@@ -116,6 +128,8 @@ pub struct Config {
     /// What this process does when it is lost. With a witness, the default is to end all connections with an error. Without one, it is lost
     /// only if this is set.
     pub when_lost: Option<WhenLost>,
+    /// The priority of the agent thread.
+    pub priority: Priority,
     /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
     pub events: Option<PathBuf>,
     /// How much is logged on standard error.
@@ -142,6 +156,7 @@ impl Default for Config {
             relay: true,
             lost_if: None,
             when_lost: None,
+            priority: Priority::default(),
             events: None,
             log: LogLevel::default(),
         }
@@ -252,6 +267,7 @@ impl Config {
             "SLIM_RELAY" => self.relay = on_or_off(value)?,
             "SLIM_LOST_IF" => self.lost_if = Some(variable_name(value)?),
             "SLIM_WHEN_LOST" => self.when_lost = Some(when_lost(value)?),
+            "SLIM_PRIORITY" => self.priority = priority(value)?,
             "SLIM_EVENTS" => self.events = Some(value.into()),
             "SLIM_LOG" => self.log = log_level(value)?,
             _ => unreachable!("{name} is in VARIABLES"),
@@ -354,6 +370,15 @@ fn when_lost(value: &str) -> Result<WhenLost, Bad> {
     match &*value.to_ascii_lowercase() {
         "error" => Ok(WhenLost::Error),
         "exit" => Ok(WhenLost::Exit),
+        _ => Err(Bad::Value),
+    }
+}
+
+fn priority(value: &str) -> Result<Priority, Bad> {
+    match &*value.to_ascii_lowercase() {
+        "normal" => Ok(Priority::Normal),
+        "raised" => Ok(Priority::Raised),
+        "realtime" => Ok(Priority::RealTime),
         _ => Err(Bad::Value),
     }
 }

@@ -71,6 +71,7 @@ fn every_variable_sets_its_value() {
         ("RANK", "0"),
         ("SLIM_LOST_IF", "RANK"),
         ("SLIM_WHEN_LOST", "exit"),
+        ("SLIM_PRIORITY", "RealTime"),
         ("SLIM_EVENTS", "/tmp/x.%p"),
         ("SLIM_LOG", "debug"),
     ]);
@@ -96,6 +97,7 @@ fn every_variable_sets_its_value() {
             relay: false,
             lost_if: Some("RANK".into()),
             when_lost: Some(WhenLost::Exit),
+            priority: Priority::RealTime,
             events: Some("/tmp/x.%p".into()),
             log: LogLevel::Debug,
         }
@@ -132,6 +134,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
         ("SLIM_RELAY", &["1", "yes"]),
         ("SLIM_LOST_IF", &["A B", "RANK=1", "SLIM_JOB_KEY"]),
         ("SLIM_WHEN_LOST", &["die", "1"]),
+        ("SLIM_PRIORITY", &["high", "-15"]),
         ("SLIM_LOG", &["verbose", "3"]),
     ] {
         let known = VARIABLES.iter().find(|v| v.name == name).unwrap();

@@ -21,7 +21,7 @@ impl Variable {
 }
 
 /// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 19] = [
+pub const VARIABLES: [Variable; 20] = [
     Variable {
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
@@ -123,6 +123,12 @@ pub const VARIABLES: [Variable; 19] = [
         allowed: "error or exit",
         default: "no setting: error with a witness, and nobody is lost without one",
         help: "what a process does that is lost: all its connections end with an error, or it ends itself (SIGKILL)",
+    },
+    Variable {
+        name: "SLIM_PRIORITY",
+        allowed: "normal, raised or realtime",
+        default: "raised",
+        help: "the priority of SLIM's thread; raised: a lower nice value, where the process may set it",
     },
     Variable {
         name: "SLIM_EVENTS",

@@ -2,7 +2,8 @@
 // damaged, of another version, or another process's; the first argument says which. The library's version is the second argument.
 #include "t.h"
 
-enum { LIMIT = 1024, NUMBER = 768 - 4 };
+// FORMAT is the one in slim-preload/src/exec.rs.
+enum { LIMIT = 1024, NUMBER = 768 - 4, FORMAT = 2 };
 
 static void put(int f, const void *p, size_t n) { MUST(write(f, p, n)); }
 
@@ -34,7 +35,7 @@ int main(int argc, char **argv) {
         number(f, 1, 8);
         number(f, u, 4);
         number(f, (uint64_t)about.st_dev << 32 | (uint32_t)about.st_ino, 8);
-        number(f, strcmp(kind, "format") ? 1 : 99, 4);
+        number(f, strcmp(kind, "format") ? FORMAT : 99, 4);
         number(f, strlen(version), 8);
         put(f, version, strlen(version));
         number(f, strcmp(kind, "child") ? getpid() : 1, 4);
