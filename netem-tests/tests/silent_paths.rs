@@ -10,10 +10,12 @@ use std::{
 
 use common::{
     events::Events,
-    lab, soak,
+    lab,
+    python::{lab_with_python, python},
+    soak,
     streams::{End, Pair, Streams},
 };
-use slim_lab::{Lab, faults::nft};
+use slim_lab::{Lab, faults::nft, output::Running};
 
 /// Both directions of a path are silent.
 fn silence(lab: &Lab, path: usize) -> nft::RuleGuard {
@@ -126,6 +128,79 @@ fn a_path_that_drops_long_packets_carries_the_flow() {
     // A new connection after 0.3 s, which does not help, and one with small segments after as long again.
     let longest = all.last().expect("no fault had an effect");
     assert!((0.3..1.5).contains(longest), "{longest} s");
+}
+
+/// `echo HOST PORT FLOWS`, or `ask HOST PORT FLOWS IDLE`: sends on each connection in turn, waits for the echo, and says how long that took;
+/// twice, with so many seconds between.
+const IN_TURN: &str = r#"
+import socket, sys, time
+role, host, port, flows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if role == "echo":
+    listener = socket.create_server((host, port), backlog=flows)
+    print("READY", flush=True)
+    conns = [listener.accept()[0] for _ in range(flows)]
+    for _ in range(2):
+        for s in conns:
+            s.sendall(s.recv(100, socket.MSG_WAITALL))
+else:
+    conns = [socket.create_connection((host, port)) for _ in range(flows)]
+    for s in conns:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for n in range(2):
+        times = []
+        for i, s in enumerate(conns):
+            ask, begun = bytes([i]) * 100, time.time()
+            s.sendall(ask)
+            assert s.recv(100, socket.MSG_WAITALL) == ask
+            times.append(time.time() - begun)
+        print("TIMES", *times, flush=True)
+        if n == 0:
+            time.sleep(float(sys.argv[5]))
+"#;
+
+/// Connections that are used in turn, the first time after the path has become silent.
+#[test]
+fn flows_used_in_turn_leave_a_silent_path() {
+    let Some(lab) = lab_with_python("in-turn", 2, 2) else {
+        return;
+    };
+    const FLOWS: usize = 30;
+    for (n, idle) in [1.0, 4.0].into_iter().enumerate() {
+        let port = 7300 + n;
+        let start = |node: usize, role: &str| {
+            let mut command = python(&lab, node, IN_TURN, true);
+            let host = lab.node(1).address(0).to_string();
+            command.args([role, &host, &port.to_string(), &FLOWS.to_string()]);
+            command.arg(idle.to_string());
+            Running::start(command).expect("start a program")
+        };
+        let limit = Duration::from_secs(60);
+        let mut echo = start(1, "echo");
+        assert!(echo.wait_line(limit, |line| line == "READY"), "{echo:?}");
+        let mut ask = start(0, "ask");
+        let has_begun = |line: &str| line.starts_with("TIMES");
+        assert!(ask.wait_line(limit, has_begun), "{ask:?}");
+        // All connections have a session by then.
+        thread::sleep(Duration::from_millis(500));
+        let silent = silence(&lab, 0);
+        for program in [&mut ask, &mut echo] {
+            let status = program.wait(limit);
+            assert!(
+                status.is_some_and(|s| s.success()),
+                "{program:?} {}",
+                Events::read(&lab)
+            );
+        }
+        silent.lift().expect("lift the rule");
+        let said = ask.lines();
+        let last = said.last().and_then(|line| line.text.strip_prefix("TIMES"));
+        let times = last.expect("the second times").split_whitespace();
+        let mut times: Vec<f64> = times.map(|t| t.parse().expect("a time")).collect();
+        times.sort_by(f64::total_cmp);
+        println!("after {idle} s: {times:.3?}");
+        assert!(times[0] > 0.005, "the silence had no effect: {times:?}");
+        assert!(times[FLOWS - 1] < LIMIT, "{times:.3?}");
+    }
 }
 
 /// Processes that take all processor time they get. They end with this object.

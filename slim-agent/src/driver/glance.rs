@@ -28,6 +28,8 @@ pub(crate) struct Glance {
     at: Option<Time>,
     /// Where in the list of flows the next glance begins.
     from: usize,
+    /// By how many paths the peers of the flows may be reached that have been looked at since the beginning of the list, at most.
+    ways: usize,
     /// Flows that waited: how much was acknowledged, and since when it has not been more.
     waiting: HashMap<FlowToken, (u64, Time)>,
 }
@@ -45,10 +47,24 @@ impl Glance {
 
     /// Which of `all` flows to look at now.
     pub(crate) fn window(&mut self, all: usize) -> Range<usize> {
-        let from = self.from.min(all);
+        // There may be fewer flows than at the last glance.
+        let from = if self.from < all { self.from } else { 0 };
         let end = all.min(from + MOST);
         self.from = if end == all { 0 } else { end };
         from..end
+    }
+
+    /// When to look again, after a window whose flows' peers may be reached by so many paths, at most. `None` if that was 0 for the whole
+    /// list.
+    fn again(&mut self, ways: usize) -> Option<Duration> {
+        let is_whole = self.from == 0;
+        let ways = self.ways.max(ways);
+        self.ways = if is_whole { 0 } else { ways };
+        match ways {
+            0 if is_whole => None,
+            1 => Some(EVERY_ALONE),
+            _ => Some(EVERY),
+        }
     }
 
     pub(crate) fn forget(&mut self, token: FlowToken) {
@@ -70,11 +86,8 @@ impl Driver {
                 self.endpoint.quiet(now, token, overdue);
             }
         }
-        self.watch.glance.at = match ways {
-            0 => None,
-            1 => Some(now + EVERY_ALONE),
-            _ => Some(now + EVERY),
-        };
+        let again = self.watch.glance.again(ways);
+        self.watch.glance.at = again.map(|time| now + time);
     }
 
     /// For how long the flow has waited for an acknowledgement, without the time that its round trips explain; zero if they explain
@@ -96,5 +109,36 @@ impl Driver {
             true => overdue,
             false => Duration::ZERO,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With an empty window, no flow would be looked at again.
+    #[test]
+    fn a_window_is_empty_only_if_there_are_no_flows() {
+        let mut glance = Glance::default();
+        assert_eq!(glance.window(MOST + 2), 0..MOST);
+        assert_eq!(glance.window(1), 0..1);
+        assert_eq!(glance.window(MOST + 2), 0..MOST);
+        assert_eq!(glance.window(MOST + 2), MOST..MOST + 2);
+        assert_eq!(glance.window(0), 0..0);
+    }
+
+    #[test]
+    fn glances_go_on_until_no_flow_of_the_whole_list_is_in_use() {
+        let mut glance = Glance::default();
+        let mut again = |ways: [usize; 2]| {
+            ways.map(|ways| {
+                glance.window(MOST + 1);
+                glance.again(ways)
+            })
+        };
+        assert_eq!(again([0, 2]), [Some(EVERY); 2]);
+        assert_eq!(again([2, 0]), [Some(EVERY); 2]);
+        assert_eq!(again([0, 1]), [Some(EVERY), Some(EVERY_ALONE)]);
+        assert_eq!(again([0, 0]), [Some(EVERY), None]);
     }
 }
