@@ -96,11 +96,13 @@ fn forged_datagrams_do_nothing() {
             flow,
             final_seq: 1,
             how: FinHow::Close,
+            provisional: false,
         }),
         Message::Fin(Fin {
             flow,
             final_seq: 1,
             how: FinHow::Reset,
+            provisional: false,
         }),
         Message::Demote(Demote { flow }),
         Message::Query(Query {
