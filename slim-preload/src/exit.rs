@@ -114,7 +114,8 @@ fn begin() -> Option<(c_int, Instant)> {
 /// the place of the first, which does not return.
 fn end((thread, since): (c_int, Instant)) {
     if thread == sys::tid() {
-        end_connections(since);
+        // A handler of the program that sends while this thread waits must not end the process by a signal.
+        sys::without_sigpipe(|| end_connections(since));
         ENDED.store(1, Ordering::Release);
         sys::futex_wake_all(&ENDED);
         return;

@@ -79,6 +79,12 @@ fn the_priority_of_the_setting() {
     }
 }
 
+/// A signal handler of the program sends while the process waits for its last bytes.
+#[test]
+fn handlers_that_send_at_the_end() {
+    unnoticed("exit_waits", "");
+}
+
 /// If SLIM's thread ran until the very end of the process, valgrind would report the thread's memory as lost.
 #[test]
 fn valgrind_finds_nothing_lost() {

@@ -159,6 +159,44 @@ impl SignalMask {
     }
 }
 
+/// Runs `f`. A SIGPIPE that the calling thread gets meanwhile has no effect.
+pub fn without_sigpipe<R>(f: impl FnOnce() -> R) -> R {
+    let pipe = 1u64 << (libc::SIGPIPE - 1);
+    let (mut before, mut pending) = (0u64, 0u64);
+    // SAFETY: the kernel reads and writes masks of 8 bytes.
+    unsafe {
+        let size = size_of::<u64>();
+        let _ = call!(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_BLOCK,
+            &raw const pipe,
+            &raw mut before,
+            size
+        );
+        let _ = call!(libc::SYS_rt_sigpending, &raw mut pending, size);
+    }
+    let r = f();
+    if (before | pending) & pipe == 0 {
+        let at_once = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let nothing = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: the kernel reads a mask of 8 bytes and the time, and writes nothing.
+        let _ = unsafe {
+            call!(
+                libc::SYS_rt_sigtimedwait,
+                &raw const pipe,
+                nothing,
+                &raw const at_once,
+                size_of::<u64>()
+            )
+        };
+    }
+    SignalMask::change(&before, std::ptr::null_mut());
+    r
+}
+
 /// Calls `exit(0)` in a new thread with this signal mask, as the C library does in the last thread of a process. Returns whether there
 /// is such a thread.
 pub fn exit_in_new_thread(mask: SignalMask) -> bool {
