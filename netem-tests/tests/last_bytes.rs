@@ -158,3 +158,54 @@ fn a_child_goes_on_with_a_connection_that_its_parent_ends_with() {
         );
     }
 }
+
+/// Two connections and a listener. Of the peer of one connection nothing is heard any more when its last bytes are sent.
+const TWO: &str = r#"
+import os, socket, sys, time
+go = sys.argv[3]
+far, near = [socket.create_connection((host, 7300)) for host in sys.argv[1:3]]
+listener = socket.create_server(("", 7301))
+for s in far, near:
+    assert s.recv(5, socket.MSG_WAITALL) == b"hello"
+time.sleep(0.5)
+print("READY", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.01)
+for s in near, far:
+    s.sendall(bytes(n % 251 for n in range(3000)))
+    time.sleep(0.2)
+for s in near, far, listener:
+    s.detach()
+"#;
+
+/// A process that waits for a peer that does not answer lets go of everything else.
+#[test]
+fn others_do_not_wait_for_a_peer_that_does_not_answer() {
+    let Some(lab) = lab_with_python("last-bytes-others", 3, 1) else {
+        return;
+    };
+    let limit = Duration::from_secs(20);
+    let hosts = [1, 2].map(|n| lab.node(n).address(0).to_string());
+    let receivers = [1, 2].map(|n| {
+        let args = ["receiver", &hosts[n - 1], "7300", "exit", "none"];
+        let receiver = start(&lab, n, &args, true);
+        assert!(receiver.wait_line(limit, |l| l == "READY"));
+        receiver
+    });
+    let mut sender = python(&lab, 0, TWO, true);
+    sender.args(&hosts).arg(go(&lab));
+    let mut sender = Running::start(sender).expect("start a program");
+    assert!(sender.wait_line(limit, |l| l == "READY"));
+    let silent = nft::Rule::drop().path(0);
+    let silent = silent.apply_to(&lab.nodes()[1..2]).expect("lay the rule");
+    send(&lab);
+    let ended = receivers[1].wait_line(Duration::from_secs(5), |l| l == "END 3000");
+    assert!(ended, "{:?}", receivers[1].lines());
+    assert!(sender.is_running(), "it waits for the other peer");
+    let next = "import socket; socket.create_server((\"\", 7301)); print(\"FREE\")";
+    let next = Running::start(python(&lab, 0, next, false)).expect("start a program");
+    assert!(next.wait_line(limit, |l| l == "FREE"), "{:?}", next.lines());
+    silent.lift().expect("lift the rule");
+    let ended = receivers[0].wait_line(limit, |l| l == "END 3000");
+    assert!(ended, "{:?}", receivers[0].lines());
+}

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long an exiting process waits for flows whose last bytes are not delivered, unless the user wants flows to be held for longer.
 const LEAST: Duration = Duration::from_secs(60);
+/// An exit that waits for longer than this closes all other connections first.
+const SOON: Duration = Duration::from_millis(100);
 /// How much longer a second exit waits for the first.
 const SECOND: Duration = Duration::from_secs(5);
 
@@ -152,6 +154,10 @@ fn end_connections(since: Instant) {
     let answers = runtime::with_agent(|a| {
         // On a busy machine the agent answers late. The second call would then return before the agent knows.
         let looked = a.drain_exit(Duration::ZERO) || a.flush(left());
+        let (begun, soon) = (Instant::now(), SOON.min(left()));
+        if looked && alone && !(a.drain_exit(soon) && begun.elapsed() < soon) {
+            close_all_else();
+        }
         looked && a.drain_exit(left())
     });
     if answers != Some(true) {
@@ -161,6 +167,21 @@ fn end_connections(since: Instant) {
     // is away gets its error, because no agent is left to resume it.
     runtime::end();
     table::for_each_flow(|fd, f| demoting::demote(f, fd));
+}
+
+/// Closes the connections and listeners that are not waited for: their peers must not wait for those that are, nor must the next process
+/// that listens. No other thread of the program may use them.
+fn close_all_else() {
+    table::for_each_socket(|fd| {
+        // The kernel does not linger either when a process ends.
+        if closing::lingers(fd).is_some_and(|s| s > 0) {
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::NOT_AT_ALL);
+        }
+        closing::close(fd, || {
+            sys::close(fd);
+            0
+        });
+    });
 }
 
 /// Tells the peer where the stream ends. The kernel is about to close the connection under `fd`, unless a child has it, too.

@@ -202,3 +202,12 @@ pub fn for_each_flow(mut f: impl FnMut(c_int, &'static Flow)) {
         }
     }
 }
+
+/// Calls `f` for every number that is a flow's or a listener's.
+pub fn for_each_socket(mut f: impl FnMut(c_int)) {
+    for fd in 0..HIGH.load(Ordering::Relaxed) as c_int {
+        if matches!(entry(fd), Entry::Flow(_) | Entry::Listener) {
+            f(fd);
+        }
+    }
+}

@@ -10,6 +10,12 @@ pub const AT_ONCE: libc::linger = libc::linger {
     l_linger: 0,
 };
 
+/// Value for SO_LINGER with which `close` does not wait.
+pub const NOT_AT_ALL: libc::linger = libc::linger {
+    l_onoff: 0,
+    l_linger: 0,
+};
+
 /// Whether the descriptor is a TCP socket.
 pub fn is_tcp(fd: c_int) -> bool {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
