@@ -308,6 +308,7 @@ impl Endpoint {
         flow.change.pump = Some(Pump {
             epoch,
             replayed_by_peer: confirm.sent.saturating_sub(received),
+            peer_received: confirm.received,
         });
         if let Some(outage) = &mut flow.outage {
             outage.exposed = false;
