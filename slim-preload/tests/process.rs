@@ -61,11 +61,14 @@ fn the_priority_of_the_setting() {
         ("normal", &[], "policy 0, nice 0", ""),
         ("realtime", &[], "policy 1, nice 0", ""),
         ("", &["user"], "policy 0, nice 0", ""),
+        ("", &["idle"], "policy 5, nice 0", ""),
         ("realtime", &["user"], "policy 0, nice 0", refused),
     ] {
         let run = Program::new(&program).args(args);
         let got = run.env("SLIM_PRIORITY", priority).preloaded(true).run();
-        let others = ["first", "thread", "child"].map(|who| format!("{who}: policy 0, nice 0\n"));
+        let policy = if args == ["idle"] { 5 } else { 0 };
+        let others = ["first", "thread", "child"];
+        let others = others.map(|who| format!("{who}: policy {policy}, nice 0\n"));
         let want = format!(
             "a connection: ping, pong\nSLIM: {slims}\n{}",
             others.concat()

@@ -22,14 +22,16 @@ pub fn stack_size(room: usize) -> usize {
     room + least(&attr)
 }
 
-/// Whether the calling thread has a real-time policy.
-pub fn is_real_time() -> bool {
+/// The scheduling policy of the calling thread.
+fn policy() -> c_int {
     // SAFETY: no memory is passed.
     let policy = unsafe { call!(libc::SYS_sched_getscheduler, 0) }.unwrap_or(0);
-    let policy = policy & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
-    [libc::SCHED_FIFO, libc::SCHED_RR]
-        .map(libc::c_long::from)
-        .contains(&policy)
+    policy as c_int & !libc::SCHED_RESET_ON_FORK
+}
+
+/// Whether the calling thread has a real-time policy.
+pub fn is_real_time() -> bool {
+    [libc::SCHED_FIFO, libc::SCHED_RR].contains(&policy())
 }
 
 /// If the calling thread has a real-time policy: raises its priority by one, or gives it the normal policy if that is refused.
@@ -51,11 +53,14 @@ pub fn leave_real_time() {
     }
 }
 
-/// Lowers the nice value of the calling thread by this much. Threads that it starts get the value 0.
+/// Lowers the nice value of the calling thread by this much, if it has the normal policy. Threads that it starts get the value 0.
 ///
 /// # Errors
 /// The kernel's error: the process may not.
 pub fn lower_nice(by: i32) -> Result<(), c_int> {
+    if policy() != libc::SCHED_OTHER {
+        return Ok(());
+    }
     // SAFETY: no memory is passed. The call returns 20 minus the nice value, so that it is positive.
     let now = 20 - unsafe { call!(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) }? as i32;
     schedule(libc::SCHED_OTHER, (now - by).max(-20), 0)
