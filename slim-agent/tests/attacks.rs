@@ -295,7 +295,6 @@ fn forged_announcements_are_not_believed() {
             flow: known.flow,
             final_seq: 0,
             how,
-            provisional: false,
         })
     };
     let messages = [

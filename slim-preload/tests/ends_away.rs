@@ -41,12 +41,6 @@ fn a_close_with_unread_bytes_resets_the_connection() {
     unnoticed("ends_away", &["unread", "unread-seen"], 1);
 }
 
-/// The other end has the end of the stream although nobody is left to ask.
-#[test]
-fn closed_by_a_process_that_is_gone() {
-    unnoticed("ends_away", &["goes"], 1);
-}
-
 #[test]
 fn a_second_exit_waits_for_the_first() {
     let cases = ["exits-twice", "exits-quickly", "exits-in-handler"];

@@ -81,7 +81,7 @@ impl Endpoint {
             flow.fin.is_none() && known
         });
         if told {
-            self.tell_fin(token, None, (final_seq, how), true);
+            self.tell_fin(token, None, final_seq, how);
         }
     }
 
@@ -185,7 +185,6 @@ impl Endpoint {
                 flow,
                 final_seq,
                 how,
-                provisional: false,
             })
         };
         let message = match tomb.status {
@@ -206,18 +205,12 @@ impl Endpoint {
 
     /// As [`announce_fin`](Self::announce_fin). While the peer is not known, FIN goes to all candidates, or to `only` that one.
     pub(super) fn announce_fin_to(&mut self, token: FlowToken, only: Option<FlowId>) {
-        if let Some(end) = self.flows[&token].fin {
-            self.tell_fin(token, only, end, false);
+        if let Some((final_seq, how)) = self.flows[&token].fin {
+            self.tell_fin(token, only, final_seq, how);
         }
     }
 
-    fn tell_fin(
-        &mut self,
-        token: FlowToken,
-        only: Option<FlowId>,
-        (final_seq, how): (u64, FinHow),
-        provisional: bool,
-    ) {
+    fn tell_fin(&mut self, token: FlowToken, only: Option<FlowId>, final_seq: u64, how: FinHow) {
         let flow = &self.flows[&token];
         if flow.state() == State::Legacy {
             return;
@@ -227,7 +220,6 @@ impl Endpoint {
                 flow,
                 final_seq,
                 how,
-                provisional,
             })
         };
         self.tell(token, only, fin);
@@ -262,7 +254,6 @@ impl Endpoint {
         let Some(token) = self.genuine(fin.flow, parsed) else {
             return self.drop_one();
         };
-        self.flow(token).peer_closed |= fin.how == FinHow::Close && !fin.provisional;
         self.peer_finished(now, token, fin.final_seq, fin.how, EndSource::Unasked);
     }
 
@@ -477,7 +468,7 @@ impl Endpoint {
                 | EscalateReason::Orphaned
         );
         if peer_waits {
-            self.tell_fin(token, None, (final_seq, FinHow::Reset), false);
+            self.tell_fin(token, None, final_seq, FinHow::Reset);
         }
     }
 

@@ -33,8 +33,6 @@ pub(super) struct FlowRecord {
     pub(super) fin: Option<(u64, FinHow)>,
     /// The peer's application has finished.
     pub(super) peer_fin: Option<(u64, FinHow)>,
-    /// The peer's application has closed the flow itself, as a FIN said, so it sends no more than that.
-    pub(super) peer_closed: bool,
     /// Given up because the peer had closed the flow, after everything that it sent was received.
     pub(super) complete: bool,
     /// Connector: an earlier connection may have had the same addresses and ports.
@@ -250,7 +248,6 @@ impl FlowRecord {
             bar: Bar::Open,
             fin: None,
             peer_fin: None,
-            peer_closed: false,
             complete: false,
             again: false,
             epochs: Epochs::default(),
@@ -345,14 +342,11 @@ impl FlowRecord {
     }
 
     /// The length of the peer's stream, if the peer has closed the flow and the transport has failed. If we hold that many
-    /// bytes, nothing is left to resume. A process that ends may announce its end too early; so either the application has closed the flow
-    /// itself, or our kernel must have seen the end of the stream before the error (EPIPE), or the peer must have confirmed the end.
+    /// bytes, nothing is left to resume. A process that ends may announce its end too early; so either our kernel must have
+    /// seen the end of the stream before the error (EPIPE), or the peer must have confirmed the end.
     pub(super) fn closed_by_peer(&self) -> Option<u64> {
         let outage = self.outage.as_ref()?;
-        let sure = self.peer_closed
-            || outage.errno == Some(EPIPE)
-            || outage.eof.is_some()
-            || outage.confirmed;
+        let sure = outage.errno == Some(EPIPE) || outage.eof.is_some() || outage.confirmed;
         let failed = outage.errno.is_some() && !outage.out_of_count && !self.is_resuming();
         match self.peer_fin {
             Some((end, FinHow::Close)) if sure && failed => Some(end),

@@ -14,8 +14,6 @@ pub struct Fin {
     pub final_seq: u64,
     /// How the application finished.
     pub how: FinHow,
-    /// The sender's process is about to end. It has not closed the flow itself, and may send more until then.
-    pub provisional: bool,
 }
 
 /// Asks for the state of a flow at the peer.
@@ -73,11 +71,10 @@ pub struct Demote {
 
 impl Fin {
     pub(super) fn read(b: &[u8]) -> Result<Self, ParseError> {
-        let (how, provisional) = match b[fin::HOW] {
-            1 => (FinHow::HalfClose, false),
-            2 => (FinHow::Close, false),
-            3 => (FinHow::Reset, false),
-            4 => (FinHow::Close, true),
+        let how = match b[fin::HOW] {
+            1 => FinHow::HalfClose,
+            2 => FinHow::Close,
+            3 => FinHow::Reset,
             _ => return Err(ParseError::Value("how")),
         };
         let flow = FlowId(array(b, fin::FLOW));
@@ -85,7 +82,6 @@ impl Fin {
             flow,
             final_seq: read_u64(b, fin::FINAL_SEQ),
             how,
-            provisional,
         })
     }
 
@@ -94,7 +90,6 @@ impl Fin {
         put_u64(b, fin::FINAL_SEQ, self.final_seq);
         b[fin::HOW] = match self.how {
             FinHow::HalfClose => 1,
-            FinHow::Close if self.provisional => 4,
             FinHow::Close => 2,
             FinHow::Reset => 3,
         };

@@ -101,17 +101,15 @@ fn end() -> impl Strategy<Value = Option<End>> {
 
 fn fin() -> impl Strategy<Value = Message> {
     let how = prop_oneof![
-        Just((FinHow::HalfClose, false)),
-        Just((FinHow::Close, false)),
-        Just((FinHow::Close, true)),
-        Just((FinHow::Reset, false))
+        Just(FinHow::HalfClose),
+        Just(FinHow::Close),
+        Just(FinHow::Reset)
     ];
-    (flow(), any::<u64>(), how).prop_map(|(flow, final_seq, (how, provisional))| {
+    (flow(), any::<u64>(), how).prop_map(|(flow, final_seq, how)| {
         Message::Fin(Fin {
             flow,
             final_seq,
             how,
-            provisional,
         })
     })
 }

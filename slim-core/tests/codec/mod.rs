@@ -69,17 +69,11 @@ pub fn corpus() -> Vec<Vec<u8>> {
     ] {
         messages.push(Message::HelloNak(HelloNak { flow, reason }));
     }
-    for (how, provisional) in [
-        (FinHow::HalfClose, false),
-        (FinHow::Close, false),
-        (FinHow::Close, true),
-        (FinHow::Reset, false),
-    ] {
+    for how in [FinHow::HalfClose, FinHow::Close, FinHow::Reset] {
         messages.push(Message::Fin(Fin {
             flow,
             final_seq: 1 << 40,
             how,
-            provisional,
         }));
     }
     messages.push(Message::Query(Query { flow, nonce }));

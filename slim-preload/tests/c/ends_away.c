@@ -144,26 +144,6 @@ static void unread(int seen) {
     }
 }
 
-// ---- all bytes have been read, and neither end uses the connection when it breaks; then one closes it, and its process ends ----
-
-static void goes(void) {
-    if (is_server()) {
-        R(full_recv(fd, buf, 5));
-        meet();
-        hear();
-        ms(500);
-        R(recv(fd, buf, 1, 0));
-    } else {
-        MUST(full_send(fd, "bytes", 5));
-        meet();
-        break_if_wanted();
-        ms(100);
-        R(close(fd));
-        tell(1);
-        exit(0);
-    }
-}
-
 // ---- a second exit while the process waits for the first one ----
 
 static pthread_t first_thread;
@@ -291,7 +271,6 @@ int main(int argc, char **argv) {
     if (is("exits-twice")) exits_twice(exits_later);
     if (is("exits-quickly")) exits_twice(quits_later);
     if (is("exits-in-handler")) exits_twice(signals);
-    if (is("goes")) goes();
     if (is("scarce")) scarce();
     if (is("shutdowns")) shutdowns();
     return 0;

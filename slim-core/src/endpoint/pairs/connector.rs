@@ -36,13 +36,12 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The FIN for the flow, whose sender may be a process that ends.
+    /// The FIN for the flow.
     pub fn fin(&self, final_seq: u64, how: FinHow) -> Vec<u8> {
         let fin = Message::Fin(Fin {
             flow: self.flow,
             final_seq,
             how,
-            provisional: true,
         });
         self.key.seal(Role::Connector, Fresh::None, &fin)
     }

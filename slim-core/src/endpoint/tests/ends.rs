@@ -455,26 +455,6 @@ fn a_reset_after_a_close_announced_too_early_is_a_fault() {
     assert!(pair.events[B].iter().any(resumed), "{:?}", pair.events[B]);
 }
 
-/// The peer has closed the flow and is gone. It has said how much it has sent, so nothing has to be asked.
-#[test]
-fn a_reset_after_a_close_is_the_end_if_all_bytes_have_arrived() {
-    for (provisional, verdict) in [(false, Verdict::Eof), (true, Verdict::Errno(RESET))] {
-        let mut pair = Pair::live();
-        pair.counts[A].sent = 9;
-        pair.counts[B].received = 9;
-        match provisional {
-            true => pair.ends[A].announce(FLOW, 9, FinHow::Close),
-            false => pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close),
-        }
-        pair.run();
-        pair.udp[A] = Net::Refuses;
-        pair.tcp[A] = Net::Refuses;
-        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
-        pair.wait(ms(2000));
-        assert_eq!(pair.verdict(B), Some(verdict), "{provisional}");
-    }
-}
-
 /// The front end of one side has given the flow up. The other side takes no end of a connection for the end of the stream.
 #[test]
 fn a_flow_out_of_step_has_no_orderly_end() {

@@ -96,13 +96,11 @@ fn forged_datagrams_do_nothing() {
             flow,
             final_seq: 1,
             how: FinHow::Close,
-            provisional: false,
         }),
         Message::Fin(Fin {
             flow,
             final_seq: 1,
             how: FinHow::Reset,
-            provisional: false,
         }),
         Message::Demote(Demote { flow }),
         Message::Query(Query {

@@ -202,7 +202,6 @@ fn an_answer_given_for_one_connection_proves_nothing_for_another() {
             flow: own.flow,
             final_seq: 0,
             how: FinHow::Reset,
-            provisional: false,
         }),
     ] {
         let data = key.seal(Role::Connector, Fresh::None, &message);
