@@ -14,8 +14,8 @@ use slim_core::config::Priority;
 const STARVED: u64 = 1_000_000;
 const NAP: Duration = Duration::from_micros(100);
 
-/// By how much the nice value is lowered with [`Priority::Raised`]. With 15, a thread that wakes nearly always runs at once, beside threads
-/// with the usual value, and the kernel's own threads that need more (-20) keep it.
+/// By how much [`Priority::Raised`] lowers the nice value. With 15, a thread that wakes beside threads with the usual value runs at once in
+/// nearly all cases. Threads of the kernel that have -20 still come first.
 const RAISED_BY: i32 = 15;
 
 /// A flow may be without a transport.
@@ -61,20 +61,21 @@ pub(crate) fn begin() {
 
 /// Called by the agent thread, which inherits processors and policy from the thread that started it. Allows it all
 /// processors of the process. Under a real-time policy, raises its priority or, without the privilege for that, sets
-/// the normal policy. Otherwise gives it the priority of the setting, or the kernel's error if it may not have that of a real-time
-/// policy.
+/// the normal policy. Otherwise sets the priority of the setting. The error is the kernel's if it refuses a real-time policy; the nice value
+/// is lowered then.
 pub(crate) fn take_own(priority: Priority) -> Result<(), i32> {
     slim_sys::use_all_processors();
     slim_sys::leave_real_time();
     if slim_sys::is_real_time() || priority == Priority::Normal {
         return Ok(());
     }
-    let raise = || {
-        let _ = slim_sys::lower_nice(RAISED_BY);
+    let got = match priority {
+        Priority::RealTime => slim_sys::be_real_time(),
+        _ => Ok(()),
     };
-    if priority == Priority::RealTime {
-        return slim_sys::be_real_time().inspect_err(|_| raise());
+    if priority == Priority::Raised || got.is_err() {
+        // Most processes may not.
+        let _ = slim_sys::lower_nice(RAISED_BY);
     }
-    raise();
-    Ok(())
+    got
 }

@@ -196,18 +196,24 @@ pub fn any() -> bool {
 
 /// Calls `f` for every number that is a flow's.
 pub fn for_each_flow(mut f: impl FnMut(c_int, &'static Flow)) {
-    for fd in 0..HIGH.load(Ordering::Relaxed) as c_int {
-        if let Entry::Flow(flow) = entry(fd) {
+    for_each(|fd, entry| {
+        if let Entry::Flow(flow) = entry {
             f(fd, flow);
         }
-    }
+    });
 }
 
 /// Calls `f` for every number that is a flow's or a listener's.
 pub fn for_each_socket(mut f: impl FnMut(c_int)) {
-    for fd in 0..HIGH.load(Ordering::Relaxed) as c_int {
-        if matches!(entry(fd), Entry::Flow(_) | Entry::Listener) {
+    for_each(|fd, entry| {
+        if matches!(entry, Entry::Flow(_) | Entry::Listener) {
             f(fd);
         }
+    });
+}
+
+fn for_each(mut f: impl FnMut(c_int, Entry)) {
+    for fd in 0..HIGH.load(Ordering::Relaxed) as c_int {
+        f(fd, entry(fd));
     }
 }

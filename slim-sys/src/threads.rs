@@ -167,19 +167,11 @@ impl SignalMask {
 /// Runs `f`. A SIGPIPE that the calling thread gets meanwhile has no effect.
 pub fn without_sigpipe<R>(f: impl FnOnce() -> R) -> R {
     let pipe = 1u64 << (libc::SIGPIPE - 1);
-    let (mut before, mut pending) = (0u64, 0u64);
-    // SAFETY: the kernel reads and writes masks of 8 bytes.
-    unsafe {
-        let size = size_of::<u64>();
-        let _ = call!(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_BLOCK,
-            &raw const pipe,
-            &raw mut before,
-            size
-        );
-        let _ = call!(libc::SYS_rt_sigpending, &raw mut pending, size);
-    }
+    let SignalMask(before) = SignalMask::of_this_thread();
+    SignalMask::change(&(before | pipe), std::ptr::null_mut());
+    let mut pending = 0u64;
+    // SAFETY: the kernel writes a mask of 8 bytes.
+    let _ = unsafe { call!(libc::SYS_rt_sigpending, &raw mut pending, size_of::<u64>()) };
     let r = f();
     if (before | pending) & pipe == 0 {
         let at_once = libc::timespec {

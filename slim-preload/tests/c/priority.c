@@ -1,4 +1,5 @@
-// Prints policy and nice value (less the program's at its beginning) of SLIM's thread, of the first thread, and of a thread and a process that were started after that thread.
+// Prints the policy and the nice value (less the program's at its beginning) of SLIM's thread, of the first thread, and of a thread and a
+// process that are started after SLIM's.
 // The argument "user": without any privilege; "idle": the program has the policy SCHED_IDLE.
 #include "t.h"
 #include <dirent.h>
@@ -34,8 +35,8 @@ int main(int argc, char **argv) {
     MUST(setrlimit(RLIMIT_NICE, &none));
     MUST(setrlimit(RLIMIT_RTPRIO, &none));
     if (argc > 1 && !strcmp(argv[1], "user")) MUST(setresuid(65534, 65534, 65534));
-    struct sched_param none_given = {0};
-    if (argc > 1 && !strcmp(argv[1], "idle")) MUST(sched_setscheduler(0, SCHED_IDLE, &none_given));
+    struct sched_param zero = {0};
+    if (argc > 1 && !strcmp(argv[1], "idle")) MUST(sched_setscheduler(0, SCHED_IDLE, &zero));
     struct conn x = connection();
     ping(x.c, x.s, "a connection");
     int t = slims();

@@ -195,20 +195,31 @@ fn a_replay_that_makes_no_progress_is_given_up() {
     assert!(pair.connects(A).is_empty());
 }
 
-/// The messages of a resume pass, and nothing else ever does: the attempts are used up by replays, too.
-#[test]
-fn replays_of_which_nothing_arrives_use_up_the_attempts() {
+/// A flow in a resume: the replay of A never ends.
+fn replaying() -> Pair {
     let mut pair = Pair::live();
     pair.replays = false;
     pair.counts[A].sent = 5000;
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.run();
+    pair
+}
+
+/// A's replay stalls.
+fn stall_replay(pair: &mut Pair) {
+    pair.ends[A].replay_stalled(pair.now, FLOW);
+    pair.run();
+    pair.wait(ms(5));
+}
+
+/// The messages of a resume pass, and nothing else ever does: the attempts are used up by replays, too.
+#[test]
+fn replays_of_which_nothing_arrives_use_up_the_attempts() {
+    let mut pair = replaying();
     let begun = pair.now;
     while pair.state(A) == Some(State::Resuming) {
         pair.wait(REPLAY_SILENT);
-        pair.ends[A].replay_stalled(pair.now, FLOW);
-        pair.run();
-        pair.wait(ms(5));
+        stall_replay(&mut pair);
         assert!(pair.now.since(begun) < ms(90_000), "{:?}", pair.states());
     }
     assert!(pair.now.since(begun) > ms(50_000));
@@ -218,18 +229,12 @@ fn replays_of_which_nothing_arrives_use_up_the_attempts() {
 /// Each replay gets a little further: that does not count.
 #[test]
 fn replays_of_which_something_arrives_do_not_use_up_the_attempts() {
-    let mut pair = Pair::live();
-    pair.replays = false;
-    pair.counts[A].sent = 5000;
-    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
-    pair.run();
+    let mut pair = replaying();
     for n in 0..600 {
         assert_eq!(pair.state(A), Some(State::Resuming), "after {n} replays");
         pair.wait(REPLAY_SILENT);
         pair.counts[B].received += 1;
-        pair.ends[A].replay_stalled(pair.now, FLOW);
-        pair.run();
-        pair.wait(ms(5));
+        stall_replay(&mut pair);
     }
 }
 
