@@ -14,7 +14,6 @@ use std::cell::RefCell;
 use std::io;
 use std::time::{Duration, Instant};
 
-use slim_core::endpoint::REPLAY_SILENT;
 use tokio::select;
 use tokio::{task, time};
 
@@ -31,8 +30,9 @@ const TURN: usize = 1024 * 1024;
 /// has to send the rest again.
 const MOST_DRAINED: usize = 64 * 1024 * 1024;
 
-/// A replay that waits is looked at so often, to find out whether it is to be given up ([`REPLAY_SILENT`]).
+/// A replay that waits is looked at so often, and given up if nothing of it is acknowledged for [`SILENT`] and two round trips.
 const LOOK: Duration = Duration::from_millis(50);
+const SILENT: Duration = Duration::from_millis(300);
 
 /// Read buffer; one for all connections.
 type ScratchBuffer = RefCell<Vec<u8>>;
@@ -145,7 +145,7 @@ impl ReplaySilence {
         };
         match self.0 {
             Some((since, acked)) if acked == wait.acked => {
-                since.elapsed() >= REPLAY_SILENT + wait.round_trip * 2
+                since.elapsed() >= SILENT + wait.round_trip * 2
             }
             _ => {
                 self.0 = Some((Instant::now(), wait.acked));

@@ -29,8 +29,6 @@ use crate::wire::feature;
 /// that the connector can make the new connection first. Two connections at the same time would cost twice the work, and one
 /// of them would be dropped.
 pub(super) const HEAD_START: Duration = Duration::from_millis(5);
-/// A replay that waits is given up if the peer's kernel acknowledges nothing of it for so long, and two round trips.
-pub const REPLAY_SILENT: Duration = Duration::from_millis(300);
 /// A resume that the peer has begun is not waited for if the peer sends nothing for this long.
 pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// A flow whose connection has not failed is not given up before the kernel would give up a
@@ -150,7 +148,6 @@ impl Endpoint {
             return;
         };
         attempts.n = n;
-        attempts.left = None;
         attempts.begun += 1;
         attempts.turn = if elsewhere { SECOND_PATH } else { 0 };
         attempts.failures = 0;

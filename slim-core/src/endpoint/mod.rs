@@ -174,7 +174,6 @@ use crate::wire::{self, Message};
 pub use action::Action;
 pub use again::{Acknowledged, Earlier};
 pub use agreed::{Agreed, Announcement};
-pub use attempts::REPLAY_SILENT;
 pub use flow::State;
 pub use handed::{HandOver, HandedFlow};
 pub use hold::HOLD_ROUNDS;
@@ -498,41 +497,27 @@ impl Endpoint {
     /// The replay on a new transport makes no progress: its path drops everything, or long packets. The kernel has reported no fault, and will
     /// not for a long time.
     pub fn replay_stalled(&mut self, now: Time, token: FlowToken) {
-        let pump = self.flows.get(&token).map(|flow| &flow.change.pump);
-        let Some(received) = pump.and_then(|pump| Some(pump.as_ref()?.peer_received)) else {
+        let flow = self.flows.get(&token);
+        if flow.is_none_or(|flow| flow.change.pump.is_none()) {
             return;
-        };
+        }
         let was_deaf = self.silences.was_deaf(now, token);
-        let mut is_over = false;
         if let Some(outage) = &mut self.flow(token).outage {
             // The messages of the resume have passed.
-            outage.small_segments |= was_deaf || outage.replay_stalled.is_some();
-            let nothing_passes = outage.replay_stalled.replace(received) == Some(received);
-            let window = outage.attempts.as_mut().filter(|_| nothing_passes);
-            if let Some(left) = window.and_then(|attempts| attempts.left.as_mut()) {
-                *left = left.saturating_sub(REPLAY_SILENT);
-                is_over = left.is_zero();
-            }
+            outage.small_segments |= was_deaf || outage.replay_stalled;
+            outage.replay_stalled = true;
         }
-        self.drop_transport(token);
-        match is_over {
-            true => self.on_window(now, token),
-            false => self.start_attempts(now, token),
-        }
+        self.give_up_transport(now, token);
     }
 
     /// The new transport is of no use, and its replay is not written. The peer may already be using it.
     fn give_up_transport(&mut self, now: Time, token: FlowToken) {
-        self.drop_transport(token);
-        self.start_attempts(now, token);
-    }
-
-    fn drop_transport(&mut self, token: FlowToken) {
         let flow = self.flow(token);
         flow.change.pump = None;
         flow.bar = Bar::Shut;
         flow.change.drained = DrainState::No;
         self.update_state(token);
+        self.start_attempts(now, token);
     }
 
     /// The front end cannot keep its side of the session any longer, because another process uses

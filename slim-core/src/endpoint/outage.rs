@@ -89,8 +89,8 @@ pub(super) struct Outage {
     pub(super) via: Option<IpAddr>,
     /// The path may drop long packets: connections are to have small segments.
     pub(super) small_segments: bool,
-    /// A replay has made no progress: what the peer had received before the last such one.
-    pub(super) replay_stalled: Option<u64>,
+    /// A replay has made no progress.
+    pub(super) replay_stalled: bool,
     /// The flow is held, or has been since the outage began.
     pub(super) hold: Option<HoldState>,
     /// Connections through the witness come first.
@@ -126,7 +126,7 @@ impl Outage {
             elsewhere: false,
             via: None,
             small_segments: false,
-            replay_stalled: None,
+            replay_stalled: false,
             hold: None,
             relay_first: false,
             key: OnceCell::new(),

@@ -212,8 +212,6 @@ pub(super) struct Pump {
     pub(super) epoch: u64,
     /// Number of bytes that the peer replays.
     pub(super) replayed_by_peer: u64,
-    /// What the peer had received before.
-    pub(super) peer_received: u64,
 }
 
 /// Why a flow becomes plain TCP.

@@ -308,7 +308,6 @@ impl Endpoint {
         flow.change.pump = Some(Pump {
             epoch,
             replayed_by_peer: confirm.sent.saturating_sub(received),
-            peer_received: confirm.received,
         });
         if let Some(outage) = &mut flow.outage {
             outage.exposed = false;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::pair::*;
 use crate::config::Config;
-use crate::endpoint::{Action, REPLAY_SILENT, State};
+use crate::endpoint::{Action, State};
 use crate::event::{Event, Trouble};
 use crate::ids::{Cause, FlowToken, Time};
 use crate::wire::{Kind, parse};
@@ -193,49 +193,6 @@ fn a_replay_that_makes_no_progress_is_given_up() {
     pair.ends[A].replay_stalled(pair.now, FLOW);
     pair.run();
     assert!(pair.connects(A).is_empty());
-}
-
-/// A flow in a resume: the replay of A never ends.
-fn replaying() -> Pair {
-    let mut pair = Pair::live();
-    pair.replays = false;
-    pair.counts[A].sent = 5000;
-    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
-    pair.run();
-    pair
-}
-
-/// A's replay stalls.
-fn stall_replay(pair: &mut Pair) {
-    pair.ends[A].replay_stalled(pair.now, FLOW);
-    pair.run();
-    pair.wait(ms(5));
-}
-
-/// The messages of a resume pass, and nothing else ever does: the attempts are used up by replays, too.
-#[test]
-fn replays_of_which_nothing_arrives_use_up_the_attempts() {
-    let mut pair = replaying();
-    let begun = pair.now;
-    while pair.state(A) == Some(State::Resuming) {
-        pair.wait(REPLAY_SILENT);
-        stall_replay(&mut pair);
-        assert!(pair.now.since(begun) < ms(90_000), "{:?}", pair.states());
-    }
-    assert!(pair.now.since(begun) > ms(50_000));
-    assert_eq!(pair.state(A), Some(State::Escalated));
-}
-
-/// Each replay gets a little further: that does not count.
-#[test]
-fn replays_of_which_something_arrives_do_not_use_up_the_attempts() {
-    let mut pair = replaying();
-    for n in 0..600 {
-        assert_eq!(pair.state(A), Some(State::Resuming), "after {n} replays");
-        pair.wait(REPLAY_SILENT);
-        pair.counts[B].received += 1;
-        stall_replay(&mut pair);
-    }
 }
 
 /// As when neither end's kernel gets the processor: the acknowledgement and the answer come late.
