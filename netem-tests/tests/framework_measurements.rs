@@ -43,6 +43,7 @@ fn speed() {
         rounds: number("MEASURED_ROUNDS", 6),
         pairs: number("MEASURED_PAIRS", 60),
         turn: Duration::from_millis(number("MEASURED_TURN_MS", 50) as u64),
+        another: env::var_os("MEASURED_FLOOR").is_some(),
     };
     println!("{how:?}");
     println!("| framework | bare step | steps per second | processor time |");
