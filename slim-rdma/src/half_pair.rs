@@ -1,0 +1,80 @@
+//! A queue pair before it is connected.
+
+use crate::address::PairAddress;
+use crate::queue_pair::QueuePair;
+use crate::regions::PairRegions;
+use crate::sizes::PairSizes;
+use crate::verbs::{Verbs, VerbsError};
+
+/// EINVAL.
+const INVALID: VerbsError = VerbsError(22);
+
+/// A queue pair that is not connected yet.
+#[derive(Debug)]
+pub struct HalfPair {
+    address: PairAddress,
+    sizes: PairSizes,
+    regions: PairRegions,
+}
+
+impl HalfPair {
+    /// Makes a queue pair with a ring of its own, and posts its receives.
+    ///
+    /// # Errors
+    /// The adapter has no memory, or no queue pair; or a size is 0. Nothing is left behind.
+    pub fn open<V: Verbs>(verbs: &mut V, sizes: PairSizes) -> Result<Self, VerbsError> {
+        if sizes.depth == 0 || sizes.staging == 0 || sizes.message == 0 {
+            return Err(INVALID);
+        }
+        let regions = PairRegions::register(verbs, sizes)?;
+        let mut half = match verbs.create(sizes.depth, sizes.shape) {
+            Ok(address) => HalfPair {
+                address,
+                sizes,
+                regions,
+            },
+            Err(e) => {
+                regions.invalidate(verbs);
+                regions.release(verbs);
+                return Err(e);
+            }
+        };
+        half.address.ring = verbs.remote_key(half.regions.ring);
+        for id in 0..sizes.shape.slots() {
+            if let Err(e) = verbs.post_receive(half.address.number, id) {
+                half.abandon(verbs);
+                return Err(e);
+            }
+        }
+        Ok(half)
+    }
+
+    /// What the peer has to know.
+    pub fn address(&self) -> PairAddress {
+        self.address
+    }
+
+    /// Connects it to the peer's queue pair.
+    ///
+    /// # Errors
+    /// The peer's address is of no use. Nothing is left behind.
+    pub fn connect<V: Verbs>(
+        self,
+        verbs: &mut V,
+        peer: &PairAddress,
+    ) -> Result<QueuePair, VerbsError> {
+        if let Err(e) = verbs.connect(self.address.number, peer) {
+            self.abandon(verbs);
+            return Err(e);
+        }
+        let number = self.address.number;
+        Ok(QueuePair::new(number, self.sizes, self.regions, peer))
+    }
+
+    /// Gives it up.
+    pub fn abandon<V: Verbs>(self, verbs: &mut V) {
+        verbs.destroy(self.address.number);
+        self.regions.invalidate(verbs);
+        self.regions.release(verbs);
+    }
+}

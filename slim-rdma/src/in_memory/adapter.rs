@@ -1,0 +1,182 @@
+//! The adapter of one host.
+
+use super::pairs::{Cargo, Packet, Posted};
+use super::{Fabric, FabricState};
+use crate::address::{PairAddress, PathMtu, QpNumber, RemoteKey};
+use crate::sizes::RingShape;
+use crate::verbs::{
+    Access, AdapterEvent, Completion, Payload, RegionId, Verbs, VerbsError, WorkError, WriteWork,
+};
+
+/// Errno of a full queue.
+const NO_MEMORY: VerbsError = VerbsError(12);
+/// Errno of a queue pair in the wrong state.
+const INVALID: VerbsError = VerbsError(22);
+
+/// An adapter of a [`Fabric`].
+#[derive(Clone, Debug)]
+pub struct MemoryAdapter {
+    fabric: Fabric,
+    host: usize,
+}
+
+impl MemoryAdapter {
+    pub(super) fn new(fabric: Fabric, host: usize) -> Self {
+        MemoryAdapter { fabric, host }
+    }
+}
+
+impl FabricState {
+    /// Takes a queue pair out of service. What it has sent stays on its way.
+    pub(super) fn fail(&mut self, pair: QpNumber, first: WorkError) {
+        let Some(failing) = self.packets.working(pair) else {
+            return;
+        };
+        let packets = failing.fail(first);
+        for mut packet in packets {
+            // The memory may be used for something else before it arrives.
+            if let Cargo::Read { region, at, len } = packet.cargo {
+                packet.cargo = Cargo::Copied(self.memories.bytes(region, at, len).to_vec());
+            }
+            self.packets.late.push_back(packet);
+        }
+    }
+}
+
+impl Verbs for MemoryAdapter {
+    fn register(&mut self, len: usize, access: Access) -> Result<RegionId, VerbsError> {
+        Ok(self
+            .fabric
+            .state()
+            .memories
+            .register(self.host, len, access))
+    }
+
+    fn remote_key(&self, region: RegionId) -> RemoteKey {
+        self.fabric.state().memories.key(region)
+    }
+
+    fn invalidate(&mut self, region: RegionId) {
+        let state = &mut *self.fabric.state();
+        if state.keeps_keys {
+            return;
+        }
+        let inside = state.memories.invalidate(region);
+        let before = state.packets.accepted.len();
+        state
+            .packets
+            .accepted
+            .retain(|accepted| !accepted.spot.as_ref().is_some_and(&inside));
+        state.tallies.fenced += (before - state.packets.accepted.len()) as u64;
+    }
+
+    fn release(&mut self, region: RegionId) {
+        self.fabric.state().memories.release(self.host, region);
+    }
+
+    fn read(&self, region: RegionId, at: usize, into: &mut [u8]) {
+        let state = self.fabric.state();
+        into.copy_from_slice(state.memories.bytes(region, at, into.len()));
+    }
+
+    fn write(&mut self, region: RegionId, at: usize, bytes: &[u8]) {
+        self.fabric.state().memories.write(region, at, bytes);
+    }
+
+    fn create(&mut self, depth: u32, own: RingShape) -> Result<PairAddress, VerbsError> {
+        let made = self.fabric.state().packets.create(self.host, depth, own);
+        let (number, psn) = made.ok_or(NO_MEMORY)?;
+        Ok(PairAddress {
+            gid: (self.host as u128).to_be_bytes(),
+            lid: 0,
+            partition: u16::MAX,
+            mtu: PathMtu::Mtu4096,
+            number,
+            psn,
+            shape: own,
+            ring: RemoteKey::default(),
+        })
+    }
+
+    fn connect(&mut self, pair: QpNumber, peer: &PairAddress) -> Result<(), VerbsError> {
+        let mut state = self.fabric.state();
+        let pair = state.packets.working(pair).ok_or(INVALID)?;
+        pair.peer = Some(peer.number);
+        pair.psn[1] = peer.psn;
+        Ok(())
+    }
+
+    fn fail(&mut self, pair: QpNumber) {
+        self.fabric.state().fail(pair, WorkError::Flushed);
+    }
+
+    fn destroy(&mut self, pair: QpNumber) {
+        let mut state = self.fabric.state();
+        state.fail(pair, WorkError::Flushed);
+        state.packets.pairs.remove(&pair);
+    }
+
+    fn post_receive(&mut self, pair: QpNumber, id: u64) -> Result<(), VerbsError> {
+        let mut state = self.fabric.state();
+        let pair = state.packets.working(pair).ok_or(INVALID)?;
+        if !pair.has_receive_place() {
+            return Err(NO_MEMORY);
+        }
+        pair.receives.push_back(id);
+        Ok(())
+    }
+
+    fn post_write(&mut self, pair: QpNumber, work: &WriteWork<'_>) -> Result<(), VerbsError> {
+        let mut state = self.fabric.state();
+        let pair = state.packets.working(pair).ok_or(INVALID)?;
+        let dest = pair.peer.ok_or(INVALID)?;
+        if !pair.has_place() {
+            return Err(NO_MEMORY);
+        }
+        let packet = Packet {
+            dest,
+            psn: pair.psn[0],
+            cargo: match work.payload {
+                Payload::Inline(bytes) => Cargo::Copied(bytes.to_vec()),
+                Payload::Staged { region, at, len } => Cargo::Read { region, at, len },
+            },
+            to: work.to,
+            immediate: work.immediate,
+        };
+        pair.psn[0] = (pair.psn[0] + 1) % (1 << 24);
+        pair.sends.push_back(Posted {
+            id: work.id,
+            signaled: work.signaled,
+            packet: Some(packet),
+            refused: false,
+        });
+        match work.payload {
+            Payload::Inline(_) => state.tallies.inline += 1,
+            Payload::Staged { .. } => state.tallies.staged += 1,
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, pair: QpNumber) -> Option<Completion> {
+        let mut state = self.fabric.state();
+        state.packets.pairs.get_mut(&pair)?.seen.pop_front()
+    }
+
+    fn arm(&mut self, pair: QpNumber) -> Result<(), VerbsError> {
+        let mut state = self.fabric.state();
+        state.packets.pairs.get_mut(&pair).ok_or(INVALID)?.armed = true;
+        Ok(())
+    }
+
+    fn reported(&mut self) -> Option<QpNumber> {
+        let reports = &mut self.fabric.state().reports;
+        let at = reports.iter().position(|(host, _)| *host == self.host)?;
+        reports.remove(at).map(|(_, number)| number)
+    }
+
+    fn event(&mut self) -> Option<AdapterEvent> {
+        let events = &mut self.fabric.state().events;
+        let at = events.iter().position(|(host, _)| *host == self.host)?;
+        events.remove(at).map(|(_, event)| event)
+    }
+}

@@ -1,0 +1,243 @@
+//! What can happen in a network.
+
+use super::pairs::{Accepted, Cargo, Packet};
+use super::{Fabric, FabricState};
+use crate::address::QpNumber;
+use crate::verbs::{AdapterEvent, Completed, Completion, WorkError};
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The next message of a queue pair arrives at the peer's adapter.
+    Arrive(QpNumber),
+    /// The next accepted message is placed in memory, and its completion is on the way.
+    Place,
+    /// The acknowledgement of the oldest write of a queue pair arrives.
+    Acknowledge(QpNumber),
+    /// The next completion of a queue pair can be polled.
+    Reveal(QpNumber),
+    /// The oldest packet of a failed queue pair arrives.
+    ArriveLate,
+    /// A queue pair's attempts are used up: it fails. Its peer does not notice.
+    Fail(QpNumber),
+    /// A part of the next accepted message is placed in memory, and nothing of it is ever reported: its queue pair fails.
+    PlacePart(usize),
+    /// The next completion of a queue pair never comes.
+    LoseCompletion(QpNumber),
+    /// The oldest packet of a failed queue pair is lost.
+    LoseLate,
+}
+
+impl Fabric {
+    /// The steps that can be taken now, without faults.
+    pub fn steps(&self) -> Vec<Step> {
+        let state = self.state();
+        let mut steps = Vec::new();
+        for (number, pair) in &state.packets.pairs {
+            if pair.sends.iter().any(|posted| posted.packet.is_some()) {
+                steps.push(Step::Arrive(*number));
+            }
+            if pair
+                .sends
+                .front()
+                .is_some_and(|posted| posted.packet.is_none())
+            {
+                steps.push(Step::Acknowledge(*number));
+            }
+            if !pair.hidden.is_empty() {
+                steps.push(Step::Reveal(*number));
+            }
+        }
+        if !state.packets.accepted.is_empty() {
+            steps.push(Step::Place);
+        }
+        if !state.packets.late.is_empty() {
+            steps.push(Step::ArriveLate);
+        }
+        steps
+    }
+
+    /// Takes one step. A step that is not possible does nothing.
+    pub fn take(&self, step: Step) {
+        let mut state = self.state();
+        match step {
+            Step::Arrive(number) => state.arrive(number),
+            Step::Place => state.place(),
+            Step::Acknowledge(number) => state.acknowledge(number),
+            Step::Reveal(number) => {
+                state.reveal(number);
+            }
+            Step::ArriveLate => {
+                if let Some(packet) = state.packets.late.pop_front() {
+                    let before = state.packets.accepted.len();
+                    state.deliver(packet);
+                    state.tallies.late += (state.packets.accepted.len() - before) as u64;
+                }
+            }
+            Step::Fail(number) => state.fail(number, WorkError::RetryExceeded),
+            Step::PlacePart(len) => state.place_part(len),
+            Step::LoseCompletion(number) => {
+                if let Some(pair) = state.packets.pairs.get_mut(&number) {
+                    pair.hidden.pop_front();
+                }
+            }
+            Step::LoseLate => drop(state.packets.late.pop_front()),
+        }
+    }
+
+    /// Takes steps without faults until none is left. A message that finds no receive stays on its way.
+    pub fn run(&self) {
+        loop {
+            let before = self.tallies().not_ready;
+            let steps = self.steps();
+            for step in &steps {
+                self.take(*step);
+            }
+            if steps.is_empty() || self.tallies().not_ready > before {
+                return;
+            }
+        }
+    }
+}
+
+/// What became of a packet.
+enum PacketFate {
+    Accepted,
+    /// There is no receive: it is sent again later.
+    NotReady(Packet),
+    Refused,
+    /// No queue pair took it.
+    Strayed,
+}
+
+impl FabricState {
+    fn arrive(&mut self, number: QpNumber) {
+        let Some(pair) = self.packets.working(number) else {
+            return;
+        };
+        let Some(at) = pair.sends.iter().position(|posted| posted.packet.is_some()) else {
+            return;
+        };
+        let packet = pair.sends[at].packet.take().expect("just found");
+        let arrival = self.deliver(packet);
+        let Some(pair) = self.packets.working(number) else {
+            return;
+        };
+        match arrival {
+            PacketFate::Accepted => {}
+            PacketFate::NotReady(packet) => pair.sends[at].packet = Some(packet),
+            PacketFate::Refused => pair.sends[at].refused = true,
+            // No acknowledgement comes, and the attempts are used up.
+            PacketFate::Strayed => self.fail(number, WorkError::RetryExceeded),
+        }
+    }
+
+    fn deliver(&mut self, mut packet: Packet) -> PacketFate {
+        let bytes = match &mut packet.cargo {
+            Cargo::Copied(bytes) => bytes.clone(),
+            Cargo::Read { region, at, len } => self.memories.bytes(*region, *at, *len).to_vec(),
+        };
+        let spot = self.memories.accept(packet.to, bytes.len());
+        let Some(pair) = self
+            .packets
+            .working(packet.dest)
+            .filter(|pair| pair.psn[1] == packet.psn && pair.peer.is_some())
+        else {
+            self.tallies.strayed += 1;
+            return PacketFate::Strayed;
+        };
+        if packet.immediate.is_some() && pair.receives.is_empty() {
+            self.tallies.not_ready += 1;
+            return PacketFate::NotReady(packet);
+        }
+        let spot = match spot {
+            Some(spot) => Some(spot),
+            None if bytes.is_empty() => None,
+            None => {
+                self.tallies.refused += 1;
+                let (host, dest) = (pair.host, packet.dest);
+                self.fail(dest, WorkError::Flushed);
+                self.events
+                    .push_back((host, AdapterEvent::PairFailed(dest)));
+                return PacketFate::Refused;
+            }
+        };
+        pair.psn[1] = (pair.psn[1] + 1) % (1 << 24);
+        let serial = pair.serial;
+        let reports = packet.immediate.and_then(|immediate| {
+            let id = pair.receives.pop_front()?;
+            let len = bytes.len() as u32;
+            let how = Completed::Received { len, immediate };
+            Some((serial, Completion { id, how }))
+        });
+        self.packets.accepted.push_back(Accepted {
+            spot,
+            bytes,
+            reports,
+        });
+        PacketFate::Accepted
+    }
+
+    fn reveal(&mut self, number: QpNumber) {
+        let Some(pair) = self.packets.pairs.get_mut(&number) else {
+            return;
+        };
+        let next = pair.hidden.pop_front();
+        if next.is_some() && std::mem::take(&mut pair.armed) {
+            self.reports.push_back((pair.host, number));
+        }
+        pair.seen.extend(next);
+    }
+
+    fn place(&mut self) {
+        let Some(accepted) = self.packets.accepted.pop_front() else {
+            return;
+        };
+        if let Some(spot) = accepted.spot {
+            self.memories.place(spot, &accepted.bytes);
+        }
+        self.tallies.placed += 1;
+        if let Some((serial, completion)) = accepted.reports
+            && let Some(pair) = self.packets.of_serial(serial)
+        {
+            // A queue pair that has failed meanwhile has reported the receive as flushed, or does not report it at all.
+            if !pair.failed {
+                pair.hidden.push_back(completion);
+            }
+        }
+    }
+
+    fn place_part(&mut self, len: usize) {
+        let Some(accepted) = self.packets.accepted.pop_front() else {
+            return;
+        };
+        if let Some(spot) = accepted.spot {
+            let len = len.min(accepted.bytes.len());
+            self.memories.place(spot, &accepted.bytes[..len]);
+        }
+        let failing = accepted.reports.and_then(|(serial, _)| {
+            let pairs = &self.packets.pairs;
+            pairs.iter().find(|(_, pair)| pair.serial == serial)
+        });
+        if let Some(number) = failing.map(|(number, _)| *number) {
+            self.fail(number, WorkError::Flushed);
+        }
+    }
+
+    fn acknowledge(&mut self, number: QpNumber) {
+        let Some(pair) = self.packets.working(number) else {
+            return;
+        };
+        match pair.sends.front() {
+            Some(posted) if posted.refused => self.fail(number, WorkError::RemoteAccess),
+            Some(posted) if posted.packet.is_none() => {
+                if posted.signaled {
+                    let (id, how) = (posted.id, Completed::Written);
+                    pair.hidden.push_back(Completion { id, how });
+                }
+                pair.sends.pop_front();
+            }
+            _ => {}
+        }
+    }
+}
