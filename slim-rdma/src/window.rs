@@ -5,7 +5,7 @@
 //! and in messages without bytes (*credits*) if there is nothing else to send.
 //!
 //! Credits take slots, too. So two sides could wait for each other, each without a slot for the credit that the other needs. The last
-//! slot is therefore only for a message that gives slots back. docs/VERBS.md argues that this suffices.
+//! slot is therefore only for a message that gives slots back. `tests/credits.rs` checks every interleaving.
 
 use crate::immediate::{FREED_MODULUS, Immediate, RECORDED_MODULUS, SLOTS_MODULUS};
 use crate::sizes::RingShape;
