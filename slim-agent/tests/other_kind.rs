@@ -52,10 +52,15 @@ impl Agents {
         let near = AnyFlow::new(
             &self.client,
             Role::Connector,
-            End::Pipe(near),
+            End::Other(Box::new(near)),
             (here, there),
         );
-        let far = AnyFlow::new(&self.server, Role::Acceptor, End::Pipe(far), (there, here));
+        let far = AnyFlow::new(
+            &self.server,
+            Role::Acceptor,
+            End::Other(Box::new(far)),
+            (there, here),
+        );
         near.wait_live();
         far.wait_live();
         (near, far)

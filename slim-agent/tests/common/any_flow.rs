@@ -1,4 +1,4 @@
-//! A front end of flows whose transports may be of either kind: pipes in memory, or TCP.
+//! A front end of flows whose transports may be of either kind: TCP, or one without descriptors.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -16,12 +16,12 @@ use slim_core::transport::TransportKind;
 use slim_core::{Cause, FlowToken, Role, Verdict};
 use slim_stream::{Drained, Probe, Stream, Undelivered};
 
-use super::memory::PipeEnd;
+use super::memory::OtherEnd;
 use super::{LIMIT, Pattern};
 
 /// A transport, as the front end has it.
 pub enum End {
-    Pipe(PipeEnd),
+    Other(Box<dyn OtherEnd>),
     /// Not blocking.
     Tcp(TcpStream),
 }
@@ -29,7 +29,7 @@ pub enum End {
 impl End {
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
-            End::Pipe(pipe) => pipe.recv(buf),
+            End::Other(end) => end.recv(buf),
             End::Tcp(sock) => {
                 let mut sock = sock;
                 sock.read(buf)
@@ -39,7 +39,7 @@ impl End {
 
     fn send(&self, data: &[u8]) -> io::Result<usize> {
         match self {
-            End::Pipe(pipe) => pipe.send(data),
+            End::Other(end) => end.send(data),
             End::Tcp(sock) => {
                 let mut sock = sock;
                 sock.write(data)
@@ -49,22 +49,28 @@ impl End {
 
     fn unacked(&self) -> u64 {
         match self {
-            End::Pipe(pipe) => pipe.unacked(),
+            End::Other(end) => end.unacked(),
             End::Tcp(sock) => slim_sys::unacked(sock.as_raw_fd()).unwrap(),
         }
     }
 
     fn shut_down(&self) {
         match self {
-            End::Pipe(pipe) => pipe.shut_down(),
+            End::Other(end) => end.shut_down(),
             // It may have been cut before.
             End::Tcp(sock) => drop(sock.shutdown(Shutdown::Both)),
         }
     }
 
+    fn suspend(&self) {
+        if let End::Other(end) = self {
+            end.suspend();
+        }
+    }
+
     fn kind(&self) -> TransportKind {
         match self {
-            End::Pipe(_) => TransportKind::TEST,
+            End::Other(end) => end.kind(),
             End::Tcp(_) => TransportKind::TCP,
         }
     }
@@ -127,6 +133,7 @@ impl AnyFlow {
             }
             if cause != Cause::Errno(libc::EAGAIN) && !self.stream.is_barred() {
                 self.stream.bar();
+                state.end.iter().for_each(End::suspend);
                 self.agent.fault(self.token, cause);
             }
             state = self.changed.wait_timeout(state, MOMENT).unwrap().0;
@@ -245,7 +252,10 @@ impl FlowIo for AnyFlow {
     }
 
     fn suspend(&self) -> bool {
-        self.change(|_| self.stream.bar());
+        self.change(|state| {
+            self.stream.bar();
+            state.end.iter().for_each(End::suspend);
+        });
         true
     }
 
@@ -267,13 +277,8 @@ impl FlowIo for AnyFlow {
         self.stream.replay(from, f).ok()
     }
 
-    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        match transport {
-            TransportRef::Other(any) if !any.is::<PipeEnd>() => {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-            _ => Ok(()),
-        }
+    fn before_connect(&self, _: TransportRef<'_>) -> io::Result<()> {
+        Ok(())
     }
 
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
@@ -287,7 +292,7 @@ impl FlowIo for AnyFlow {
 
     fn install(&self, transport: Transport) {
         let end = match transport {
-            Transport::Other(any) => End::Pipe(*any.downcast().expect("was prepared")),
+            Transport::Other(any) => End::Other(*any.downcast().expect("a box of this type")),
             Transport::Descriptor(fd) => End::Tcp(fd.into_owned().into()),
             Transport::Relayed(_) => unreachable!("refused"),
         };

@@ -17,6 +17,20 @@ use slim_agent::transport::{Connection, Listener, Provider, Wanted};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::transport::{Locator, OtherLocator, TransportKind};
 
+/// A transport without a descriptor. The agent passes it on as `Transport::Other`, in a box of this type.
+pub trait OtherEnd: Send + 'static {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
+    fn send(&self, data: &[u8]) -> io::Result<usize>;
+    /// Bytes sent that the peer does not have for certain.
+    fn unacked(&self) -> u64;
+    /// Breaks it.
+    fn shut_down(&self);
+    fn kind(&self) -> TransportKind;
+
+    /// The flow is suspended: it takes nothing more.
+    fn suspend(&self) {}
+}
+
 /// Most bytes in flight in one direction.
 const FLIGHT: usize = 64 << 10;
 /// Most bytes in one send, so that a replay takes many turns.
@@ -170,6 +184,28 @@ impl Drop for PipeEnd {
     }
 }
 
+impl OtherEnd for PipeEnd {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv(buf)
+    }
+
+    fn send(&self, data: &[u8]) -> io::Result<usize> {
+        self.send(data)
+    }
+
+    fn unacked(&self) -> u64 {
+        self.unacked()
+    }
+
+    fn shut_down(&self) {
+        self.shut_down();
+    }
+
+    fn kind(&self) -> TransportKind {
+        TransportKind::TEST
+    }
+}
+
 impl Connection for PipeEnd {
     fn poll_connected(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -204,7 +240,7 @@ impl Connection for PipeEnd {
     fn flush(&self) {}
 
     fn into_transport(self: Box<Self>) -> Transport {
-        Transport::Other(self)
+        Transport::Other(Box::new(self as Box<dyn OtherEnd>))
     }
 }
 
