@@ -24,6 +24,8 @@ pub enum Mutation {
     PutBack,
     /// A RESUME is accepted although a RESUME of our own, of the same or a higher epoch, is outstanding.
     AcceptBelowOwn,
+    /// A side tells how much it has received, and goes on to read its old connection.
+    CountEarly,
     /// A connection is used although a RESUME of our own, of a higher epoch, is outstanding.
     UseSuperseded,
 }
@@ -31,6 +33,9 @@ pub enum Mutation {
 pub struct Rules {
     pub bounds: Bounds,
     pub mutation: Option<Mutation>,
+    /// Connections, by bit, on which only what the receiver's software has read is acknowledged (`docs/VERBS.md`). A side drains such a
+    /// connection when it suspends the flow.
+    pub software: u8,
 }
 
 type Step = Result<World, String>;
@@ -38,6 +43,10 @@ type Step = Result<World, String>;
 impl Rules {
     fn broken(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
+    }
+
+    fn is_software(&self, conn: u8) -> bool {
+        self.software >> conn & 1 == 1
     }
 
     /// Every world that can come next, or the problem with it.
@@ -77,6 +86,13 @@ impl Rules {
             next.sides[s].live = next.sides[s].old.take();
             steps.push(Ok(next));
         }
+        if self.broken(Mutation::CountEarly)
+            && let Some(old) = side.old
+            && world.conns[usize::from(old)].dirs[1 - s].readable() > 0
+        {
+            let mut next = *world;
+            steps.push(next.read(s, usize::from(old), 1).map(|()| next));
+        }
         if let Some(c) = side.live {
             let c = usize::from(c);
             if side.sent < self.bounds.bytes[s] {
@@ -96,7 +112,11 @@ impl Rules {
             false => side.live,
         };
         if let Some(c) = trims {
-            let acked = world.conns[usize::from(c)].dirs[s].acked();
+            let dir = &world.conns[usize::from(c)].dirs[s];
+            let acked = match self.is_software(c) {
+                true => dir.recorded(),
+                false => dir.acked(),
+            };
             if acked > side.trimmed {
                 let mut next = *world;
                 next.sides[s].trimmed = acked;
@@ -121,8 +141,8 @@ impl Rules {
                 side.outgoing = Some((c, Stage::Requested { epoch }));
                 next.conns[usize::from(c)].dirs[s].send(Msg::Resume { epoch });
                 let mut early = Ok(());
-                if self.broken(Mutation::DrainEarly)
-                    && let Some(old) = next.sides[s].old
+                if let Some(old) = next.sides[s].old
+                    && (self.broken(Mutation::DrainEarly) || self.is_software(old))
                     && next.sides[s].closing.is_none()
                 {
                     early = next.read_all(s, old);
@@ -258,7 +278,9 @@ impl Rules {
         }
         if let Some(awaiting) = side.awaiting {
             steps.push(self.flush(&mut next, s, awaiting).map(|()| next));
-        } else if let Some(old) = side.old {
+        } else if let Some(old) = side.old
+            && !self.broken(Mutation::CountEarly)
+        {
             steps.push(next.read_all(s, old).map(|()| next));
         } else if let Some((c, epoch)) = side.accepted {
             let received = side.received;

@@ -52,6 +52,11 @@ impl Dir {
         self.arrived - self.read.max(self.heads()).min(self.arrived)
     }
 
+    /// Position in the stream up to which the receiver's software has read.
+    pub fn recorded(&self) -> u8 {
+        self.base + self.read.saturating_sub(self.heads())
+    }
+
     /// Position in the stream up to which the receiver's kernel has acknowledged.
     pub fn acked(&self) -> u8 {
         self.base + self.arrived.saturating_sub(self.heads())
