@@ -163,6 +163,11 @@ impl QueuePair {
         Ok(taken)
     }
 
+    /// Whether [`send`](Self::send) can take bytes, or fails.
+    pub fn can_send(&self) -> bool {
+        self.broken.is_some() || self.next_len(1) > 0
+    }
+
     /// Ends this direction. The peer learns of it behind all bytes that were sent.
     pub fn end<V: Verbs>(&mut self, verbs: &mut V) {
         self.ends = true;
@@ -307,14 +312,11 @@ impl QueuePair {
 
     /// Records a message. After an error of the adapter, messages that had arrived before still count; after a wrong one, none does.
     fn receive<V: Verbs>(&mut self, verbs: &mut V, id: u64, len: u64, said: Immediate) {
-        if matches!(
-            self.broken,
-            Some(Break::WrongCompletion | Break::Violation(_))
-        ) {
+        if let Some(Break::Violation(_)) = self.broken {
             return;
         }
         if id != self.expected {
-            // An adapter's error that was met before explains less.
+            // It explains more than an adapter's error that came before. No later message is the expected one, either.
             self.broken = Some(Break::WrongCompletion);
             return;
         }

@@ -38,6 +38,8 @@ pub(crate) struct FabricState {
     /// Of armed queue pairs and of adapters, with their hosts.
     reports: VecDeque<(usize, QpNumber)>,
     events: VecDeque<(usize, AdapterEvent)>,
+    /// Grows with each step that has changed something.
+    moves: u64,
     /// Sabotage, to check that tests notice: invalidating a region has no effect.
     keeps_keys: bool,
 }
@@ -72,6 +74,7 @@ impl Fabric {
             tallies: Tallies::default(),
             reports: VecDeque::new(),
             events: VecDeque::new(),
+            moves: 0,
             keeps_keys: false,
         })))
     }

@@ -7,8 +7,10 @@ use crate::address::{QpNumber, RemoteKey};
 use crate::sizes::RingShape;
 use crate::verbs::{Completed, Completion, RegionId, WorkError};
 
-/// Numbers of queue pairs are used again after this many.
+/// Numbers of queue pairs are used again after this many, unless they are all in use.
 const NUMBERS: u32 = 6;
+/// Most queue pairs of a network.
+const MOST_PAIRS: u32 = 64;
 
 /// Bytes of a message on its way.
 #[derive(Clone, Debug)]
@@ -127,10 +129,9 @@ impl Packets {
         depth: u32,
         own: RingShape,
     ) -> Option<(QpNumber, u32)> {
-        let numbers = (0..NUMBERS).map(|n| QpNumber((self.count as u32 + n) % NUMBERS));
-        let number = numbers
-            .into_iter()
-            .find(|number| !self.pairs.contains_key(number))?;
+        let few = (0..NUMBERS).map(|n| (self.count as u32 + n) % NUMBERS);
+        let mut numbers = few.chain(NUMBERS..MOST_PAIRS).map(QpNumber);
+        let number = numbers.find(|number| !self.pairs.contains_key(number))?;
         self.count += 1;
         // The finalizer of SplitMix64 over a counter.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);

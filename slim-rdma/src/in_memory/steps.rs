@@ -85,15 +85,15 @@ impl Fabric {
         }
     }
 
-    /// Takes steps without faults until none is left. A message that finds no receive stays on its way.
+    /// Takes steps without faults until none changes anything. A message that finds no receive, or a queue pair that is not connected
+    /// yet, stays on its way.
     pub fn run(&self) {
         loop {
-            let before = self.tallies().not_ready;
-            let steps = self.steps();
-            for step in &steps {
-                self.take(*step);
+            let before = self.state().moves;
+            for step in self.steps() {
+                self.take(step);
             }
-            if steps.is_empty() || self.tallies().not_ready > before {
+            if self.state().moves == before {
                 return;
             }
         }
@@ -103,7 +103,7 @@ impl Fabric {
 /// What became of a packet.
 enum PacketFate {
     Accepted,
-    /// There is no receive: it is sent again later.
+    /// There is no receive, or the queue pair is not connected yet: it is sent again later.
     NotReady(Packet),
     Refused,
     /// No queue pair took it.
@@ -138,11 +138,12 @@ impl FabricState {
             Cargo::Read { region, at, len } => self.memories.bytes(*region, *at, *len).to_vec(),
         };
         let spot = self.memories.accept(packet.to, bytes.len());
-        let Some(pair) = self
-            .packets
-            .working(packet.dest)
-            .filter(|pair| pair.psn[1] == packet.psn && pair.peer.is_some())
-        else {
+        let pair = self.packets.working(packet.dest);
+        if pair.as_ref().is_some_and(|pair| pair.peer.is_none()) {
+            return PacketFate::NotReady(packet);
+        }
+        let Some(pair) = pair.filter(|pair| pair.psn[1] == packet.psn) else {
+            self.moves += 1;
             self.tallies.strayed += 1;
             return PacketFate::Strayed;
         };
@@ -150,6 +151,7 @@ impl FabricState {
             self.tallies.not_ready += 1;
             return PacketFate::NotReady(packet);
         }
+        self.moves += 1;
         let spot = match spot {
             Some(spot) => Some(spot),
             None if bytes.is_empty() => None,
@@ -183,6 +185,7 @@ impl FabricState {
             return;
         };
         let next = pair.hidden.pop_front();
+        self.moves += u64::from(next.is_some());
         if next.is_some() && std::mem::take(&mut pair.armed) {
             self.reports.push_back((pair.host, number));
         }
@@ -196,6 +199,7 @@ impl FabricState {
         if let Some(spot) = accepted.spot {
             self.memories.place(spot, &accepted.bytes);
         }
+        self.moves += 1;
         self.tallies.placed += 1;
         if let Some((serial, completion)) = accepted.reports
             && let Some(pair) = self.packets.of_serial(serial)
@@ -229,13 +233,17 @@ impl FabricState {
             return;
         };
         match pair.sends.front() {
-            Some(posted) if posted.refused => self.fail(number, WorkError::RemoteAccess),
+            Some(posted) if posted.refused => {
+                self.moves += 1;
+                self.fail(number, WorkError::RemoteAccess);
+            }
             Some(posted) if posted.packet.is_none() => {
                 if posted.signaled {
                     let (id, how) = (posted.id, Completed::Written);
                     pair.hidden.push_back(Completion { id, how });
                 }
                 pair.sends.pop_front();
+                self.moves += 1;
             }
             _ => {}
         }

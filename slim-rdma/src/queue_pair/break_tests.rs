@@ -171,6 +171,16 @@ fn impossible_messages_break_the_pair_and_change_no_counter() {
             "{immediate:?}"
         );
         assert_eq!(two.near.recorded_by_peer(), 0);
+        // Nothing that comes later counts.
+        let later = WriteWork {
+            id: 9,
+            payload: Payload::Inline(&[7]),
+            to,
+            immediate: Some(said.pack()),
+            signaled: false,
+        };
+        two.there.post_write(far, &later).unwrap();
+        two.fabric.run();
         assert_eq!(two.near.suspend(&mut two.here), len as u64 / 64 * 64);
     }
 }
