@@ -1,8 +1,8 @@
 //! Held flows: `docs/PROTOCOL.md`, section "Held flows".
 //!
 //! All attempts to resume a flow have failed, the peer process is not known to be gone, and the user wants to hold on (`SLIM_HOLD`). The flow
-//! then *rests*: nothing happens until the peer is heard. All resting flows share one timer, which fires once a minute at most. Each time, one
-//! round of QUERYs goes to all known addresses of the peers, about one flow of each. An answer starts the attempts anew, for all flows with
+//! then *rests*: nothing happens until the peer is heard. All resting flows share one timer, which fires once a minute at most (more often in a
+//! hold of less than four minutes). Each time, one round of QUERYs goes to all known addresses of the peers, about one flow of each. An answer starts the attempts anew, for all flows with
 //! that process. So do a QUERY or RESUME of the peer. A round is also sent when the own addresses have changed.
 //!
 //! If both hosts have changed all their addresses, neither QUERY arrives. So each round also tells a meeting point (`SLIM_MEET`) where this
@@ -22,10 +22,14 @@ use crate::event::{EscalateReason, Event};
 use crate::ids::{Cause, EndpointId, FlowToken, Nonce, Time};
 use crate::wire::{Message, Query};
 
-/// Shortest time between two expiries of the timer.
+/// Shortest time between two expiries of the timer, unless the hold is so short that fewer than [`FEWEST_ROUNDS`] would fit in.
 pub const HOLD_ROUNDS: Duration = Duration::from_secs(60);
-/// Up to so much is added at random, so that processes that lost the same peer together do not ask together.
-const SPREAD: Duration = Duration::from_secs(3);
+/// A hold is divided into at least so many parts, each of which ends in a round.
+const FEWEST_ROUNDS: u32 = 4;
+/// The timer does not fire more often than this in the shortest hold, either.
+const SHORTEST_ROUND: Duration = Duration::from_secs(1);
+/// Up to this part of the time is added at random, so that processes that lost the same peer together do not ask together.
+const SPREAD: u32 = 20;
 /// An address that has just come may not be usable yet: the next round comes this long after it, if that many seconds have passed since the
 /// timer last fired.
 const SETTLING: Duration = Duration::from_secs(3);
@@ -62,7 +66,7 @@ impl Holds {
 }
 
 impl Endpoint {
-    /// Whether the flow rests: nothing is done for it until the peer is heard, or a minute has passed.
+    /// Whether the flow rests: nothing is done for it until the peer is heard, or the timer fires.
     pub fn is_held(&self, token: FlowToken) -> bool {
         let outage = self.flows.get(&token).and_then(|flow| flow.outage.as_ref());
         outage.is_some_and(|outage| outage.rests())
@@ -151,8 +155,9 @@ impl Endpoint {
         if first.is_none() && !self.is_to_be_told() {
             return;
         }
-        let spread = Duration::from_micros(self.rng.up_to(SPREAD.as_micros() as u64));
-        let round = now + HOLD_ROUNDS + spread;
+        let rounds = self.hold_rounds();
+        let spread = Duration::from_micros(self.rng.up_to((rounds / SPREAD).as_micros() as u64));
+        let round = now + rounds + spread;
         let at = first.map_or(round, |first| round.min(first));
         let at = at.max(self.fires_from(now));
         self.timers.set(TimerOwner::Hold, at);
@@ -162,7 +167,16 @@ impl Endpoint {
     fn fires_from(&self, now: Time) -> Time {
         self.holds
             .fired
-            .map_or(now, |fired| (fired + HOLD_ROUNDS).max(now))
+            .map_or(now, |fired| (fired + self.hold_rounds()).max(now))
+    }
+
+    /// Shortest time between two expiries of the timer.
+    fn hold_rounds(&self) -> Duration {
+        let short = self
+            .config
+            .hold
+            .map_or(HOLD_ROUNDS, |hold| hold / FEWEST_ROUNDS);
+        short.clamp(SHORTEST_ROUND, HOLD_ROUNDS)
     }
 
     pub(super) fn on_hold_timer(&mut self, now: Time) {

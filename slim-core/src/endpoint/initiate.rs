@@ -164,7 +164,9 @@ impl Endpoint {
         };
         let (epoch, bound, ok) = (*epoch, *bound, *ok);
         let said = (ok.received, ok.sent, ok.end);
-        if !self.in_step(now, token, (received, sent), said) {
+        if !self.in_step(now, token, (received, sent), said)
+            || self.stands_still(now, token, sent, ok.received)
+        {
             return;
         }
         let confirm = Message::Confirm(Confirm {

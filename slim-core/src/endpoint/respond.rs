@@ -309,7 +309,9 @@ impl Endpoint {
             return;
         };
         let said = (confirm.received, confirm.sent, confirm.end);
-        if !self.in_step(now, token, (received, sent), said) {
+        if !self.in_step(now, token, (received, sent), said)
+            || self.stands_still(now, token, sent, confirm.received)
+        {
             return;
         }
         let flow = self.flow(token);

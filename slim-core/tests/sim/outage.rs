@@ -263,7 +263,8 @@ impl World {
         }
     }
 
-    /// A timer of the process expires. While all flows that lack their transport rest, that happens once a minute at most.
+    /// A timer of the process expires. While all flows that lack their transport rest, that happens once a minute at most, or four times
+    /// in a short hold.
     pub fn expires(&mut self, node: usize) -> Result<(), String> {
         let clock = self.clock(node);
         let (world_now, dark) = (self.now, self.is_dark());
@@ -300,10 +301,13 @@ impl World {
             return Ok(());
         };
         *wakes += 1;
-        let soon = last.is_some_and(|last| clock.since(last) < HOLD_ROUNDS);
+        let hold = self.config.hold.expect("an outage has a hold");
+        // The clock has whole microseconds.
+        let least = HOLD_ROUNDS.min(hold / 4) - Duration::from_micros(1);
+        let soon = last.is_some_and(|last| clock.since(last) < least);
         *last = Some(clock);
         match soon {
-            true => Err(format!("side {node} wakes twice within a minute")),
+            true => Err(format!("side {node} wakes twice within {least:?}")),
             false => Ok(()),
         }
     }

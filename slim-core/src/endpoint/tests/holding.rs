@@ -31,7 +31,11 @@ fn meeting() -> SocketAddr {
 
 /// A pair whose flow is held at `A`, since the network drops everything.
 fn held() -> Pair {
-    let mut pair = Pair::live_with(config());
+    held_with(config())
+}
+
+fn held_with(config: Config) -> Pair {
+    let mut pair = Pair::live_with(config);
     (pair.udp, pair.tcp) = ([Net::Silent; 2], [Net::Silent; 2]);
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(2500));
@@ -59,6 +63,23 @@ fn a_held_flow_wakes_its_process_once_a_minute() {
     assert!((27..=30).contains(&n), "{n} in half an hour");
     assert_eq!(pair.kinds(B).len(), n * 2, "one QUERY and one WHERE each");
     assert!(pair.connects(A).is_empty());
+}
+
+#[test]
+fn the_peer_is_asked_in_a_short_hold_too() {
+    for seconds in [4, 30, 60, 100, 239] {
+        let hold = Duration::from_secs(seconds);
+        let mut pair = held_with(Config {
+            hold: Some(hold),
+            ..config()
+        });
+        pair.wait(hold / 2);
+        assert!(pair.ends[A].is_held(FLOW), "{hold:?}");
+        (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
+        pair.wait(hold / 2);
+        assert_eq!(pair.states(), [State::Live; 2], "{hold:?}");
+        assert!(matches!(pair.events[A].last(), Some(Event::Resume { .. })));
+    }
 }
 
 #[test]

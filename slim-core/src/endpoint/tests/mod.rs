@@ -20,6 +20,7 @@ mod probing;
 mod relayed;
 mod resuming;
 mod silence;
+mod standstill;
 mod surveying;
 mod threats;
 mod ties;
