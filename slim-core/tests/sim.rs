@@ -130,6 +130,18 @@ fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
 }
 
 #[test]
+fn flows_go_to_queue_pairs_and_back() {
+    let Some((seeds, total)) = run_all(|seed| Kinds::queue_pairs(mix(seed ^ 0x6b69))) else {
+        return;
+    };
+    let [to_pairs, to_tcp] = [total.to_memory, total.to_tcp];
+    assert!(
+        to_pairs > seeds / 8 && to_tcp > seeds / 16 && total.resumes > seeds / 2,
+        "{total:?}"
+    );
+}
+
+#[test]
 fn flows_go_through_the_witness_and_back() {
     let Some((seeds, total)) = run_all(|_| Kinds::relay()) else {
         return;
@@ -247,6 +259,11 @@ fn trimming_while_suspended_is_noticed() {
 #[test]
 fn trimming_what_only_the_witness_has_is_noticed() {
     is_found_with(Mutation::TrimRelayed, Kinds::relay);
+}
+
+#[test]
+fn trimming_what_only_adapters_have_is_noticed() {
+    is_found_with(Mutation::TrimArrived, || Kinds::queue_pairs(1));
 }
 
 #[test]

@@ -182,6 +182,9 @@ impl World {
             _ if self.is_relayed(front) => front.replay.start(),
             // The witness's kernel has acknowledged everything.
             true => front.acked(kernel.written(side)),
+            false if kernel.by_software && self.mutation != Some(Mutation::TrimArrived) => {
+                front.acked(kernel.recorded(side))
+            }
             false => front.acked(kernel.acked(side)),
         }
     }

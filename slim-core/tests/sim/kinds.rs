@@ -1,6 +1,7 @@
 //! A second kind of transport beside TCP: from memory to memory, on a network of its own.
 //!
 //! Or it leads through the witness: what was written counts as acknowledged at once, though it may get lost ([`Kinds::relay`]).
+//! Or it consists of queue pairs: what has arrived may get lost as long as nobody has read it ([`Kinds::queue_pairs`]).
 //!
 //! That network carries no datagrams. So while the networks of TCP are down, connections of the second kind are the only way
 //! in which the two processes can communicate.
@@ -29,6 +30,8 @@ pub struct Kinds {
     agreed: bool,
     /// The second kind goes through the witness.
     pub relay: bool,
+    /// Connections of the second kind are queue pairs: only the receiver's software acknowledges (`docs/VERBS.md`).
+    pub software: bool,
 }
 
 impl Kinds {
@@ -38,6 +41,7 @@ impl Kinds {
             deaf: false,
             agreed: false,
             relay: false,
+            software: false,
         }
     }
 
@@ -78,6 +82,15 @@ impl Kinds {
             deaf: dice.chance(10),
             agreed: dice.chance(30),
             relay: false,
+            software: false,
+        }
+    }
+
+    /// A random choice, with queue pairs as the second kind.
+    pub fn queue_pairs(seed: u64) -> Kinds {
+        Kinds {
+            software: true,
+            ..Kinds::some(seed)
         }
     }
 

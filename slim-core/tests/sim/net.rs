@@ -196,6 +196,9 @@ impl World {
         let (send, receive) = (self.dice.spread(600, 4000), self.dice.spread(600, 4000));
         self.tcps
             .push(Tcp::new(path, send as usize, receive as usize));
+        if let Some(tcp) = self.tcps.last_mut() {
+            tcp.by_software = self.kinds.software && path == FABRIC;
+        }
         self.owners.push([Owner::Nobody, Owner::Nobody]);
         self.made_at.push(self.places);
         let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {

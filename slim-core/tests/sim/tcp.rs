@@ -38,6 +38,8 @@ pub struct Tcp {
     pub dirs: [Dir; 2],
     /// The connection is killed when so many bytes of this side have arrived.
     pub fatal: Option<(usize, usize)>,
+    /// It is a queue pair: what has arrived, and was not read, can get lost at the receiver's end, too.
+    pub by_software: bool,
     send_room: usize,
     receive_room: usize,
 }
@@ -65,6 +67,7 @@ impl Tcp {
             sides: Default::default(),
             dirs: Default::default(),
             fatal: None,
+            by_software: false,
             send_room,
             receive_room,
         }
@@ -200,7 +203,16 @@ impl Tcp {
         alive && (beyond == 1 || dir.fin && beyond == 0)
     }
 
+    /// Bytes that the software at the other end has read. It tells them at once, which is the worst case: they are forgotten here.
+    pub fn recorded(&self, side: usize) -> usize {
+        self.dirs[side].read
+    }
+
     pub fn die(&mut self, side: usize, errno: i32) {
+        if self.sides[side].dead.is_none() && self.by_software {
+            let dir = &mut self.dirs[1 - side];
+            dir.arrived -= (dir.arrived - dir.read).div_ceil(2);
+        }
         self.sides[side].dead.get_or_insert(errno);
     }
 }

@@ -34,6 +34,8 @@ pub enum Mutation {
     DropAwaiting,
     /// The driver believes what the witness's kernel acknowledges on a relayed transport.
     TrimRelayed,
+    /// The driver believes what the adapters acknowledge on a queue pair.
+    TrimArrived,
     /// The driver keeps the rules, but the attacker is on the path and reads the traffic.
     ReadsAlong,
 }
