@@ -180,7 +180,10 @@ fn nobody_waits_for_a_slot_for_ever() {
 #[test]
 fn nobody_waits_for_room_for_ever() {
     check([16, 16], [6, 6], 32, false);
-    check([4, 4], [6, 3], 16, false);
+    check([4, 4], [3, 3], 16, false);
+    if !cfg!(debug_assertions) {
+        check([4, 4], [6, 3], 16, false);
+    }
 }
 
 fn is_found(mutation: Mutation, slots: u64, len: u64) {
