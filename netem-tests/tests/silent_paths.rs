@@ -15,14 +15,7 @@ use common::{
     soak,
     streams::{End, Pair, Streams},
 };
-use slim_lab::{
-    Lab, SeededRng,
-    faults::{
-        destroy::{self, Amount, Selector},
-        nft,
-    },
-    output::Running,
-};
+use slim_lab::{Lab, faults::nft, output::Running};
 
 /// Both directions of a path are silent.
 fn silence(lab: &Lab, path: usize) -> nft::RuleGuard {
@@ -135,42 +128,6 @@ fn a_path_that_drops_long_packets_carries_the_flow() {
     // A new connection after 0.3 s, which does not help, and one with small segments after as long again.
     let longest = all.last().expect("no fault had an effect");
     assert!((0.3..1.5).contains(longest), "{longest} s");
-}
-
-/// The messages of a resume pass, and nothing that follows. Attempts have 6 s here.
-#[test]
-fn a_path_that_drops_all_that_is_sent_again_ends_the_flow() {
-    let Some(lab) = lab("standstill", 2, 1) else {
-        return;
-    };
-    lab.send_single_segments().expect("set up the interfaces");
-    let streams = stream(90.0).env("SLIM_ATTEMPT_TIMEOUTS", "1,2,3");
-    let pair = streams.start(&lab);
-    thread::sleep(Duration::from_secs(1));
-    let hole = nft::Rule::drop().longer_than(400);
-    let _hole = hole.apply_to(lab.nodes()).expect("lay the rule");
-    // Bytes are under way when the connection is killed. Otherwise it is the next one that stalls, and a stall may last longer.
-    thread::sleep(Duration::from_millis(100));
-    let broken = Instant::now();
-    let killed = destroy::destroy(
-        lab.node(0).net(),
-        &Selector::between_hosts(),
-        Amount::All,
-        &mut SeededRng::new(1),
-    );
-    let killed = killed.expect("destroy the connection");
-    assert_eq!(killed.connections.len(), 1);
-    for program in [&pair.client, &pair.server] {
-        let limit = Duration::from_secs(60);
-        let failed = program.wait_line(limit, |line| line.starts_with("connection "));
-        let took = broken.elapsed();
-        println!("{took:.1?}: {:?}", program.lines().last());
-        assert!(failed, "no error; {}", Events::read(&lab));
-        assert!(took >= Duration::from_secs(6), "{took:.1?}");
-        assert!(took < Duration::from_secs(20), "{took:.1?}");
-    }
-    let resumes = Events::read(&lab).count("resume");
-    assert!(resumes >= 2, "{resumes} resumes");
 }
 
 /// `echo HOST PORT FLOWS`, or `ask HOST PORT FLOWS IDLE`: sends on each connection in turn, waits for the echo, and says how long that took;

@@ -33,7 +33,7 @@ pub(super) const HEAD_START: Duration = Duration::from_millis(5);
 pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// A flow whose connection has not failed is not given up before the kernel would give up a
 /// stalled connection (`tcp_retries2` with its default value).
-pub(super) const PATIENCE: Duration = Duration::from_secs(924);
+const PATIENCE: Duration = Duration::from_secs(924);
 
 /// The first turn of a window that takes the second path instead of the first (see [`Paths::choose`]).
 const SECOND_PATH: u32 = 2;
@@ -351,13 +351,9 @@ impl Endpoint {
     /// No new transport was found in time. If the old transport has only ended, and the peer process has never
     /// answered at a port of its own, the application gets the end of the stream. Otherwise it gets an error.
     pub(super) fn give_up(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
-        if !self.hold(now, token) {
-            self.give_up_for_good(now, token, reason);
+        if self.hold(now, token) {
+            return;
         }
-    }
-
-    /// The same for a flow that is not to be held.
-    pub(super) fn give_up_for_good(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
         if self.ended_intact(token) && !self.was_reached(token) {
             return self.believe_eof(now, token);
         }

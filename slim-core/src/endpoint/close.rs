@@ -118,7 +118,6 @@ impl Endpoint {
         self.relayed.remove(&token);
         self.silences.moved.remove(&token);
         self.silences.deaf.remove(&token);
-        self.standstills.forget(token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };

@@ -2,8 +2,9 @@
 //!
 //! All attempts to resume a flow have failed, the peer process is not known to be gone, and the user wants to hold on (`SLIM_HOLD`). The flow
 //! then *rests*: nothing happens until the peer is heard. All resting flows share one timer, which fires once a minute at most (more often in a
-//! hold of less than four minutes). Each time, one round of QUERYs goes to all known addresses of the peers, about one flow of each. An answer starts the attempts anew, for all flows with
-//! that process. So do a QUERY or RESUME of the peer. A round is also sent when the own addresses have changed.
+//! hold of less than four minutes). Each time, one round of QUERYs goes to all known addresses of the peers, about one flow of each. An answer
+//! starts the attempts anew, for all flows with that process. So do a QUERY or RESUME of the peer. A round is also sent when the own addresses
+//! have changed.
 //!
 //! If both hosts have changed all their addresses, neither QUERY arrives. So each round also tells a meeting point (`SLIM_MEET`) where this
 //! process is, and asks where the peers are (`meet.rs`).
@@ -155,7 +156,11 @@ impl Endpoint {
         if first.is_none() && !self.is_to_be_told() {
             return;
         }
-        let rounds = self.hold_rounds();
+        // A process that only tells where it is has time.
+        let rounds = match first {
+            Some(_) => self.hold_rounds(),
+            None => HOLD_ROUNDS,
+        };
         let spread = Duration::from_micros(self.rng.up_to((rounds / SPREAD).as_micros() as u64));
         let round = now + rounds + spread;
         let at = first.map_or(round, |first| round.min(first));

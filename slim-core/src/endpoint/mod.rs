@@ -154,7 +154,6 @@ mod resume;
 mod rng;
 mod shut_off;
 mod silence;
-mod standstill;
 mod survey;
 mod tables;
 #[cfg(test)]
@@ -208,7 +207,6 @@ use resume::Conn;
 use rng::Rng;
 use shut_off::ShutOff;
 use silence::Silences;
-use standstill::Standstills;
 use survey::Surveyed;
 use timer::Timers;
 
@@ -248,7 +246,6 @@ pub struct Endpoint {
     connects: Pace<Locator>,
     probes: Probes,
     silences: Silences,
-    standstills: Standstills,
     holds: Holds,
     reaches: Reaches,
     exchanges: Exchanges,
@@ -305,7 +302,6 @@ impl Endpoint {
             connects: Pace::default(),
             probes: Probes::default(),
             silences: Silences::default(),
-            standstills: Standstills::default(),
             holds: Holds::default(),
             reaches: Reaches::default(),
             exchanges: Exchanges::default(),

@@ -309,9 +309,7 @@ impl Endpoint {
             return;
         };
         let said = (confirm.received, confirm.sent, confirm.end);
-        if !self.in_step(now, token, (received, sent), said)
-            || self.stands_still(now, token, sent, confirm.received)
-        {
+        if !self.in_step(now, token, (received, sent), said) {
             return;
         }
         let flow = self.flow(token);

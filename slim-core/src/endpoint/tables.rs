@@ -55,7 +55,6 @@ impl Endpoint {
                 self.connects.len(),
                 self.processes.len(),
                 self.silences.len(),
-                self.standstills.len(),
                 self.holds.len(),
             ]
             .iter()
@@ -77,7 +76,6 @@ impl Endpoint {
         self.hellos.expire(now);
         self.connects.expire(now);
         self.silences.expire(now);
-        self.standstills.expire(now);
         self.forget_holds();
         // After the tombs, because tombs refer to processes.
         self.processes.forget_unused();

@@ -20,7 +20,6 @@ mod probing;
 mod relayed;
 mod resuming;
 mod silence;
-mod standstill;
 mod surveying;
 mod threats;
 mod ties;
