@@ -266,7 +266,12 @@ UNUSED static int wait_for(int fd, short events, int limit_ms) {
     int r;
     do r = poll(&p, 1, limit_ms);
     while (r < 0 && errno == EINTR);
-    return r > 0 ? p.revents : 0;
+    if (r <= 0) return 0;
+    // The kernel sets the bits of an end or a reset one after the other, and poll may look in between.
+    int first = p.revents;
+    ms(1);
+    MUST(poll(&p, 1, 0));
+    return first | p.revents;
 }
 
 // Waits until the peer has acknowledged everything, so that later results do not depend on timing.
