@@ -25,7 +25,7 @@ use crate::wire::{Message, Query};
 
 /// Shortest time between two expiries of the timer, unless the hold is so short that fewer than [`FEWEST_ROUNDS`] would fit in.
 pub const HOLD_ROUNDS: Duration = Duration::from_secs(60);
-/// A hold is divided into at least so many parts, each of which ends in a round.
+/// A hold has at least so many parts. Each of them ends in a round, but the last one ends the hold.
 const FEWEST_ROUNDS: u32 = 4;
 /// The timer does not fire more often than this in the shortest hold, either.
 const SHORTEST_ROUND: Duration = Duration::from_secs(1);
