@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::any_flow::{AnyFlow, End, read_pieces, write_pieces};
+use common::any_flow::{AnyFlow, End, exchange, lose_some, read_pieces, resumed, write_pieces};
 use common::memory::{PipeNet, Pipes, pipe};
 use common::{Kill, Pattern, Server, config};
 use slim_agent::Agent;
@@ -70,22 +70,15 @@ impl Agents {
 #[test]
 fn a_flow_without_descriptors_is_resumed_byte_exact() {
     let agents = Agents::start(&Config::default());
-    let (near, far) = agents.pair();
-    near.write(b"in flight, and lost").unwrap();
-    far.write(b"so is this").unwrap();
-    near.shut_down();
-    let (mut there, mut back) = ([0; 19], [0; 10]);
-    far.read_exact(&mut there);
-    near.read_exact(&mut back);
-    assert_eq!(
-        (&there[..], &back[..]),
-        (&b"in flight, and lost"[..], &b"so is this"[..])
-    );
+    let ends = agents.pair();
+    lose_some(&ends);
+    let (near, far) = ends;
     assert_eq!((near.resumed(), far.resumed()), (1, 1));
     assert!(agents.net.made.load(Ordering::Relaxed) >= 1);
+    let mut there = [0; 6];
     near.write(b"and on").unwrap();
-    far.read_exact(&mut there[..6]);
-    assert_eq!(&there[..6], b"and on");
+    far.read_exact(&mut there);
+    assert_eq!(&there, b"and on");
     near.stream.end_at(near.stream.sent());
     agents
         .client
@@ -124,31 +117,19 @@ fn pipes_that_break_in_the_handshake_or_in_the_replay_lose_nothing() {
 
 #[test]
 fn flows_of_pipes_stay_byte_exact_while_all_of_them_break() {
-    const PIECES: usize = 400;
     let agents = Agents::start(&Config::default());
     let pairs: Vec<_> = (0..8).map(|_| agents.pair()).collect();
     let mut cuts = 0;
-    thread::scope(|scope| {
-        let mut jobs = Vec::new();
-        for (n, (near, far)) in (0..).zip(&pairs) {
-            jobs.push(scope.spawn(move || write_pieces(near, n, PIECES)));
-            jobs.push(scope.spawn(move || read_pieces(far, n, PIECES)));
-            jobs.push(scope.spawn(move || write_pieces(far, !n, PIECES)));
-            jobs.push(scope.spawn(move || read_pieces(near, !n, PIECES)));
-        }
-        let mut random = Pattern::new(5);
-        while !jobs.iter().all(|job| job.is_finished()) {
-            thread::sleep(Duration::from_millis(random.next() % 10));
-            // Limited, so that the transfer ends.
-            if cuts < 40 {
-                let fuses = (0..4).map(|_| random.next() as usize % 100_000);
-                *agents.net.fuses.lock().unwrap() = fuses.collect();
-                pairs.iter().for_each(|(near, _)| near.shut_down());
-                cuts += 1;
-            }
+    exchange(&pairs, 400, &mut Pattern::new(5), |random| {
+        // Limited, so that the transfer ends.
+        if cuts < 40 {
+            let fuses = (0..4).map(|_| random.next() as usize % 100_000);
+            *agents.net.fuses.lock().unwrap() = fuses.collect();
+            pairs.iter().for_each(|(near, _)| near.shut_down());
+            cuts += 1;
         }
     });
-    let resumed: u32 = pairs.iter().map(|(near, _)| near.resumed()).sum();
+    let resumed = resumed(&pairs);
     println!("{cuts} times cut, {resumed} resumes");
     assert!(resumed >= 8);
 }

@@ -2,108 +2,40 @@
 
 mod common;
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use common::any_flow::{AnyFlow, End, read_pieces, write_pieces};
+use common::Pattern;
+use common::any_flow::{exchange, lose_some, resumed};
 use common::memory::{PipeNet, Pipes};
-use common::{LIMIT, Pattern, Server};
-use slim_agent::Agent;
-use slim_core::Role;
-use slim_core::config::Config;
+use common::two_kinds::{KindsSeen, TwoKinds, wait_for, wait_until_offered};
 use slim_core::transport::TransportKind;
 
-/// Two agents with both kinds, pipes preferred.
-struct Agents {
-    net: Arc<PipeNet>,
-    client: Agent,
-    server: Server,
-}
-
-impl Agents {
-    fn start() -> Agents {
-        let net = Arc::<PipeNet>::default();
-        let agent = |side| {
-            let pipes = Pipes::new(&net, side, TransportKind::TEST);
-            Agent::start_with(Config::default(), vec![Box::new(pipes)]).unwrap()
-        };
-        let client = agent(0);
-        let server = Server::of(agent(1), (std::net::Ipv4Addr::LOCALHOST, 0).into());
-        Agents {
-            net,
-            client,
-            server,
-        }
-    }
-
-    /// A flow that begins on TCP.
-    fn pair(&self) -> (Arc<AnyFlow>, Arc<AnyFlow>) {
-        let near = TcpStream::connect(self.server.addr()).unwrap();
-        let far = self.server.listener.accept().unwrap().0;
-        let flow = |agent: &Agent, role, sock: TcpStream| {
-            sock.set_nonblocking(true).unwrap();
-            let path = (sock.local_addr().unwrap(), sock.peer_addr().unwrap());
-            AnyFlow::new(agent, role, End::Tcp(sock), path)
-        };
-        let near = flow(&self.client, Role::Connector, near);
-        let far = flow(&self.server.agent, Role::Acceptor, far);
-        near.wait_live();
-        far.wait_live();
-        (near, far)
-    }
-
-    fn pipes(&self, up: bool) {
-        self.net.down.store(!up, Ordering::Relaxed);
-    }
-}
-
-/// Waits until both ends are carried by this kind.
-fn wait_for([near, far]: [&AnyFlow; 2], kind: TransportKind) {
-    let begun = Instant::now();
-    while [near, far].iter().any(|flow| flow.kind() != Some(kind)) {
-        assert!(begun.elapsed() < LIMIT, "never carried by {kind}");
-        // A TCP connection that is shut has delivered everything: an end notices only when it goes on.
-        near.write(b"?").unwrap();
-        far.read_exact(&mut [0]);
-        thread::sleep(Duration::from_millis(1));
-    }
+fn start() -> (Arc<PipeNet>, TwoKinds) {
+    let net = Arc::<PipeNet>::default();
+    let pipes = |side| Box::new(Pipes::new(&net, side, TransportKind::TEST)) as Box<_>;
+    let agents = TwoKinds::start(pipes);
+    (net, agents)
 }
 
 #[test]
 fn a_flow_goes_from_tcp_to_pipes_and_back() {
-    let agents = Agents::start();
-    let (near, far) = agents.pair();
-    let both = [&*near, &*far];
-    wait_for(both, TransportKind::TCP);
-    let lose_some = || {
-        near.write(b"in flight, and lost").unwrap();
-        far.write(b"so is this").unwrap();
-        near.shut_down();
-        let (mut there, mut back) = ([0; 19], [0; 10]);
-        far.read_exact(&mut there);
-        near.read_exact(&mut back);
-        let got = (&there[..], &back[..]);
-        assert_eq!(got, (&b"in flight, and lost"[..], &b"so is this"[..]));
-    };
-    // The peers offer each other the pipes once the flow is live; until then a resume uses TCP only.
-    let begun = Instant::now();
-    while agents.net.made.load(Ordering::Relaxed) == 0 {
-        assert!(begun.elapsed() < LIMIT, "no pipe is ever made");
-        lose_some();
-    }
-    wait_for(both, TransportKind::TEST);
+    let (net, agents) = start();
+    let flow = agents.pair();
+    wait_for(&flow, TransportKind::TCP);
+    wait_until_offered(&flow, &net.made);
+    wait_for(&flow, TransportKind::TEST);
+    let (near, far) = &flow;
     let before = (near.resumed(), far.resumed());
     for round in 0..6 {
         let kind = match round % 2 {
             0 => TransportKind::TCP,
             _ => TransportKind::TEST,
         };
-        agents.pipes(kind == TransportKind::TEST);
-        lose_some();
-        wait_for(both, kind);
+        net.down
+            .store(kind == TransportKind::TCP, Ordering::Relaxed);
+        lose_some(&flow);
+        wait_for(&flow, kind);
     }
     let resumed = (near.resumed() - before.0, far.resumed() - before.1);
     assert!(resumed.0 >= 6 && resumed.1 >= 6, "{resumed:?}");
@@ -111,40 +43,20 @@ fn a_flow_goes_from_tcp_to_pipes_and_back() {
 
 #[test]
 fn flows_stay_byte_exact_while_kinds_come_and_go() {
-    const PIECES: usize = 1500;
-    let agents = Agents::start();
+    let (net, agents) = start();
     let pairs: Vec<_> = (0..6).map(|_| agents.pair()).collect();
-    let mut seen = [0, 0];
-    thread::scope(|scope| {
-        let mut jobs = Vec::new();
-        for (n, (near, far)) in (0..).zip(&pairs) {
-            jobs.push(scope.spawn(move || write_pieces(near, n, PIECES)));
-            jobs.push(scope.spawn(move || read_pieces(far, n, PIECES)));
-            jobs.push(scope.spawn(move || write_pieces(far, !n, PIECES)));
-            jobs.push(scope.spawn(move || read_pieces(near, !n, PIECES)));
-        }
-        let mut random = Pattern::new(7);
-        let mut cuts = 0u32;
-        while !jobs.iter().all(|job| job.is_finished()) {
-            thread::sleep(Duration::from_millis(random.next() % 10));
-            if cuts < 40 {
-                agents.pipes(cuts & 1 == 0);
-                for (near, _) in &pairs {
-                    match near.kind() {
-                        Some(TransportKind::TEST) => seen[0] += 1,
-                        Some(_) => seen[1] += 1,
-                        None => {}
-                    }
-                    near.shut_down();
-                }
-                cuts += 1;
+    let (mut seen, mut cuts) = (KindsSeen::default(), 0u32);
+    exchange(&pairs, 1500, &mut Pattern::new(7), |_| {
+        if cuts < 40 {
+            net.down.store(cuts & 1 == 1, Ordering::Relaxed);
+            for (near, _) in &pairs {
+                seen.look(near);
+                near.shut_down();
             }
+            cuts += 1;
         }
     });
-    let resumed: u32 = pairs.iter().map(|(near, _)| near.resumed()).sum();
+    let resumed = resumed(&pairs);
     println!("cut on pipes and on TCP: {seen:?}; {resumed} resumes");
-    assert!(
-        resumed >= 6 && seen.iter().all(|times| *times > 0),
-        "{seen:?}"
-    );
+    assert!(resumed >= 6 && seen.both(), "{seen:?}");
 }

@@ -4,30 +4,23 @@
 //! bytes that failed are printed, so that a failure can be reproduced.
 
 mod codec;
+#[path = "sim/number.rs"]
+mod number;
 
-use std::env;
 use std::panic;
 use std::time::{Duration, Instant, SystemTime};
 
 use codec::{check, corpus, mutate};
 use fastrand::Rng;
-
-fn from_env(name: &str) -> Option<u64> {
-    let value = env::var(name).ok()?;
-    Some(
-        value
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={value}: not a whole number")),
-    )
-}
+use number::number;
 
 #[test]
 fn damaged_messages_never_panic_and_valid_ones_encode_to_the_same_bytes() {
-    let seed = from_env("SLIM_FUZZ_SEED").unwrap_or_else(|| {
+    let seed = number("SLIM_FUZZ_SEED").unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         now.expect("later than 1970").as_nanos() as u64
     });
-    let seconds = from_env("SLIM_FUZZ_SECONDS").unwrap_or(5);
+    let seconds = number("SLIM_FUZZ_SECONDS").unwrap_or(5);
     println!("SLIM_FUZZ_SEED={seed}");
 
     let corpus = corpus();

@@ -15,14 +15,16 @@
 //! The number of states is printed. Each rule is also broken once, and then the search must find a
 //! state in which something is wrong.
 
+#[path = "model/mark.rs"]
+mod mark;
 #[path = "model/rules.rs"]
 mod rules;
 #[path = "model/state.rs"]
 mod state;
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
+use mark::mark;
 use rules::{Bounds, Mutation, Rules};
 use state::World;
 
@@ -31,17 +33,6 @@ struct Found {
     /// States in which both sides use one new transport and have every byte.
     done: usize,
     problem: Option<String>,
-}
-
-/// A hash of 128 bits stands for a state: with 10^8 states, the chance that two collide is below 10^-22.
-fn mark(world: &World) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        salt.hash(&mut hasher);
-        world.hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(1) << 64 | half(2)
 }
 
 fn search(rules: &Rules) -> Found {

@@ -33,6 +33,8 @@ mod kinds;
 mod net;
 #[path = "sim/node.rs"]
 mod node;
+#[path = "sim/number.rs"]
+mod number;
 #[path = "sim/offset.rs"]
 mod offset;
 #[path = "sim/outage.rs"]
@@ -46,8 +48,9 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dice::{mix, number};
+use dice::mix;
 use kinds::Kinds;
+use number::number;
 use outage::Course;
 use stats::Stats;
 use world::{Mutation, World};
@@ -113,16 +116,22 @@ fn every_schedule_is_byte_exact_and_ends() {
     );
 }
 
-#[test]
-fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
-    let Some((seeds, total)) = run_all(|seed| Kinds::some(mix(seed ^ 0x6b69))) else {
-        return;
-    };
+/// Flows with a second kind of transport: enough of them use it, and come back.
+fn run_two_kinds(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
+    let (seeds, total) = run_all(kinds)?;
     let [to_memory, to_tcp] = [total.to_memory, total.to_tcp];
     assert!(
         to_memory > seeds / 8 && to_tcp > seeds / 16 && total.resumes > seeds / 2,
         "{total:?}"
     );
+    Some((seeds, total))
+}
+
+#[test]
+fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
+    let Some((seeds, total)) = run_two_kinds(|seed| Kinds::some(mix(seed ^ 0x6b69))) else {
+        return;
+    };
     assert!(
         total.agreed > seeds / 5 && total.blackouts > seeds / 5,
         "{total:?}"
@@ -131,14 +140,7 @@ fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
 
 #[test]
 fn flows_go_to_queue_pairs_and_back() {
-    let Some((seeds, total)) = run_all(|seed| Kinds::queue_pairs(mix(seed ^ 0x6b69))) else {
-        return;
-    };
-    let [to_pairs, to_tcp] = [total.to_memory, total.to_tcp];
-    assert!(
-        to_pairs > seeds / 8 && to_tcp > seeds / 16 && total.resumes > seeds / 2,
-        "{total:?}"
-    );
+    run_two_kinds(|seed| Kinds::queue_pairs(mix(seed ^ 0x6b69)));
 }
 
 #[test]

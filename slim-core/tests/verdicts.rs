@@ -16,10 +16,13 @@
 
 #[path = "sim/dice.rs"]
 mod dice;
+#[path = "sim/number.rs"]
+mod number;
 #[path = "verdicts/world.rs"]
 mod world;
 
-use dice::{mix, number};
+use dice::mix;
+use number::number;
 use world::{Mutation, Stats, World};
 
 fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {

@@ -3,9 +3,12 @@
 //! The real windows are searched, not a copy of their rules. In every state it must hold that no message comes without a receive or
 //! without room, that what a side knows is true, and that two sides which have taken everything can go on.
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+#[path = "../../slim-core/tests/model/mark.rs"]
+mod mark;
 
+use std::collections::{HashSet, VecDeque};
+
+use mark::mark;
 use slim_rdma::{Immediate, ReceiveWindow, RingShape, SendWindow};
 
 #[derive(Clone, Hash)]
@@ -103,17 +106,6 @@ impl Rules {
         }
         Ok(steps)
     }
-}
-
-/// A hash of 128 bits stands for a state.
-fn mark(world: &World) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        salt.hash(&mut hasher);
-        world.hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(1) << 64 | half(2)
 }
 
 fn search(shapes: [RingShape; 2], messages: [u8; 2], rules: &Rules) -> (usize, Result<(), String>) {

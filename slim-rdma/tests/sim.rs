@@ -4,6 +4,8 @@
 
 #[path = "sim/carrier.rs"]
 mod carrier;
+#[path = "../../slim-core/tests/sim/number.rs"]
+mod number;
 #[path = "sim/pipe.rs"]
 mod pipe;
 #[path = "sim/resume.rs"]
@@ -11,19 +13,10 @@ mod resume;
 #[path = "sim/world.rs"]
 mod world;
 
-use std::env;
 use std::time::Instant;
 
+use number::number;
 use world::{Mutation, Stats, World};
-
-fn number(name: &str) -> Option<u64> {
-    let value = env::var(name).ok()?;
-    Some(
-        value
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={value}: not a whole number")),
-    )
-}
 
 #[test]
 fn every_schedule_is_byte_exact_and_ends() {

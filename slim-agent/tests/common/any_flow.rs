@@ -7,6 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
@@ -351,4 +352,47 @@ pub fn read_pieces(flow: &AnyFlow, seed: u64, pieces: usize) {
         flow.read_exact(&mut got);
         assert!(want == got, "wrong bytes in piece {n}");
     }
+}
+
+/// Both ends of a flow.
+pub type FlowEnds = (Arc<AnyFlow>, Arc<AnyFlow>);
+
+/// The transport breaks with bytes on their way in both directions, which then arrive by the next one.
+pub fn lose_some((near, far): &FlowEnds) {
+    near.write(b"in flight, and lost").unwrap();
+    far.write(b"so is this").unwrap();
+    near.shut_down();
+    let (mut there, mut back) = ([0; 19], [0; 10]);
+    far.read_exact(&mut there);
+    near.read_exact(&mut back);
+    let got = (&there[..], &back[..]);
+    assert_eq!(got, (&b"in flight, and lost"[..], &b"so is this"[..]));
+}
+
+/// How often the first ends of these flows were resumed.
+pub fn resumed(flows: &[FlowEnds]) -> u32 {
+    flows.iter().map(|(near, _)| near.resumed()).sum()
+}
+
+/// Sends so many pieces over each flow in both directions, and checks them. Calls `meanwhile` again and again until all of them are there,
+/// after pauses of up to 10 ms.
+pub fn exchange(
+    flows: &[FlowEnds],
+    pieces: usize,
+    random: &mut Pattern,
+    mut meanwhile: impl FnMut(&mut Pattern),
+) {
+    thread::scope(|scope| {
+        let mut jobs = Vec::new();
+        for (n, (near, far)) in (0..).zip(flows) {
+            jobs.push(scope.spawn(move || write_pieces(near, n, pieces)));
+            jobs.push(scope.spawn(move || read_pieces(far, n, pieces)));
+            jobs.push(scope.spawn(move || write_pieces(far, !n, pieces)));
+            jobs.push(scope.spawn(move || read_pieces(near, !n, pieces)));
+        }
+        while !jobs.iter().all(|job| job.is_finished()) {
+            thread::sleep(Duration::from_millis(random.next() % 10));
+            meanwhile(random);
+        }
+    });
 }

@@ -5,6 +5,7 @@
 pub mod any_flow;
 mod front;
 pub mod memory;
+pub mod two_kinds;
 
 use std::fs;
 use std::io;
