@@ -124,7 +124,12 @@ impl PairAddress {
                 key: u32::from_be_bytes(take(from)?),
             },
         };
-        bytes.is_empty().then_some(address)
+        (bytes.is_empty() && address.ring_has_places()).then_some(address)
+    }
+
+    /// Whether each byte of the ring has an address.
+    pub(crate) fn ring_has_places(&self) -> bool {
+        self.ring.addr.checked_add(self.shape.ring() - 1).is_some()
     }
 }
 
@@ -204,6 +209,7 @@ mod tests {
         ) {
             if right {
                 (bytes[20], bytes[27], bytes[28]) = (1 + bytes[20] % 5, 6 + bytes[27] % 15, 2 + bytes[28] % 14);
+                bytes[29] &= 0x7f;
             }
             let read = PairAddress::decode(&bytes);
             prop_assert!(read.is_some() || !right);

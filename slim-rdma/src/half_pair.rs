@@ -63,7 +63,12 @@ impl HalfPair {
         verbs: &mut V,
         peer: &PairAddress,
     ) -> Result<QueuePair, VerbsError> {
-        if let Err(e) = verbs.connect(self.address.number, peer) {
+        let connected = if peer.ring_has_places() {
+            verbs.connect(self.address.number, peer)
+        } else {
+            Err(INVALID)
+        };
+        if let Err(e) = connected {
             self.abandon(verbs);
             return Err(e);
         }
