@@ -28,6 +28,8 @@ pub enum Violation {
     Overflow,
     /// It has sent bytes after the end of its direction.
     AfterEnd,
+    /// It has sent more messages than it was told of slots.
+    Flood,
 }
 
 /// The sending direction, as far as this side knows. Positions are counted from the first byte on this queue pair.
@@ -175,6 +177,10 @@ impl ReceiveWindow {
         }
         if self.ended && len > 0 {
             return Err(Violation::AfterEnd);
+        }
+        // A slot is posted again before the peer hears of it. One that uses it all the same could keep this side busy for ever.
+        if self.messages >= self.told.2 * self.own.slot_part() + self.own.slots() {
+            return Err(Violation::Flood);
         }
         self.recorded += len;
         self.messages += 1;
