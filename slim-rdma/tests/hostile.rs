@@ -3,7 +3,7 @@
 #[path = "hostile/adapters.rs"]
 mod adapters;
 
-use adapters::{Interrupted, Shuffled};
+use adapters::{BadAdapter, shuffled};
 use slim_rdma::in_memory::{Fabric, MemoryAdapter};
 use slim_rdma::{
     Access, AdapterEvent, Break, Completed, HalfPair, PairAddress, PairError, PairSizes, Payload,
@@ -198,13 +198,12 @@ fn a_flood_of_empty_messages_does_not_hold_a_call_for_ever() {
             let _ = there.post_write(number, &work);
             fabric.run();
         };
-        let mut verbs = Interrupted {
-            inner: &mut here,
-            between: &mut flood,
-            refuses: 0..0,
-            calls: 0,
-        };
+        let mut verbs = BadAdapter::polling(&mut here, |inner, pair| {
+            flood();
+            inner.poll(pair)
+        });
         pair.progress(&mut verbs);
+        drop(verbs);
         assert_eq!(pair.broken(), Some(Break::Violation(Violation::Flood)));
         pair.release(&mut here);
         there.destroy(number);
@@ -244,12 +243,7 @@ fn adapters_that_refuse_a_call_leave_nothing_behind() {
         for first in 1..120 {
             let fabric = Fabric::new(1);
             let (mut a, mut there) = (fabric.adapter(0), fabric.adapter(1));
-            let mut here = Interrupted {
-                inner: &mut a,
-                between: &mut || {},
-                refuses: first..first + often,
-                calls: 0,
-            };
+            let mut here = BadAdapter::refusing(&mut a, first..first + often);
             let far = HalfPair::open(&mut there, sizes(64, 4)).unwrap();
             let Ok(near) = HalfPair::open(&mut here, sizes(64, 4)) else {
                 far.abandon(&mut there);
@@ -320,12 +314,9 @@ fn completions_in_any_order_never_count_wrong_bytes() {
     for seed in 0..rounds {
         let mut random = fastrand::Rng::with_seed(seed);
         let fabric = Fabric::new(seed);
-        let mut there = fabric.adapter(1);
-        let mut here = Shuffled {
-            inner: fabric.adapter(0),
-            held: Vec::new(),
-            random: fastrand::Rng::with_seed(!seed),
-        };
+        let (mut here, mut there) = (fabric.adapter(0), fabric.adapter(1));
+        let polls = shuffled(fastrand::Rng::with_seed(!seed));
+        let mut here = BadAdapter::polling(&mut here, polls);
         let sizes = sizes(256, 8);
         let near = HalfPair::open(&mut here, sizes).unwrap();
         let far = HalfPair::open(&mut there, sizes).unwrap();
