@@ -73,6 +73,8 @@ fn a_flow_without_descriptors_is_resumed_byte_exact() {
     let ends = agents.pair();
     lose_some(&ends);
     let (near, far) = ends;
+    near.wait_resumed(1);
+    far.wait_resumed(1);
     assert_eq!((near.resumed(), far.resumed()), (1, 1));
     assert!(agents.net.made.load(Ordering::Relaxed) >= 1);
     let mut there = [0; 6];
@@ -104,6 +106,7 @@ fn pipes_that_break_in_the_handshake_or_in_the_replay_lose_nothing() {
             scope.spawn(|| read_pieces(&far, 1, PIECES));
             read_pieces(&near, 2, PIECES);
         });
+        near.wait_resumed(resumed + 1);
         let made = agents.net.made.load(Ordering::Relaxed) - made;
         let resumed = near.resumed() - resumed;
         println!("fuse {fuse}: {made} pipes, {resumed} resumes");

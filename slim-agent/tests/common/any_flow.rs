@@ -203,6 +203,14 @@ impl AnyFlow {
         self.state.lock().unwrap().end.as_ref().map(End::kind)
     }
 
+    /// Waits until the flow has been resumed so often. The bytes of a replay can be read earlier: from the stash, before the new transport is
+    /// installed.
+    pub fn wait_resumed(&self, times: u32) {
+        let state = self.state.lock().unwrap();
+        let waited = self.changed.wait_timeout_while(state, LIMIT, |s| s.resumed < times);
+        assert!(waited.unwrap().0.resumed >= times, "not resumed");
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
