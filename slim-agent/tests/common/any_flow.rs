@@ -207,7 +207,9 @@ impl AnyFlow {
     /// installed.
     pub fn wait_resumed(&self, times: u32) {
         let state = self.state.lock().unwrap();
-        let waited = self.changed.wait_timeout_while(state, LIMIT, |s| s.resumed < times);
+        let waited = self
+            .changed
+            .wait_timeout_while(state, LIMIT, |s| s.resumed < times);
         assert!(waited.unwrap().0.resumed >= times, "not resumed");
     }
 

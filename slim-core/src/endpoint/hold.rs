@@ -25,12 +25,14 @@ use crate::wire::{Message, Query};
 
 /// Shortest time between two expiries of the timer, unless the hold is so short that fewer than [`FEWEST_ROUNDS`] would fit in.
 pub const HOLD_ROUNDS: Duration = Duration::from_secs(60);
-/// A hold has at least so many parts. Each of them ends in a round, but the last one ends the hold.
+/// A hold has at least so many parts, each of which ends in a round.
 const FEWEST_ROUNDS: u32 = 4;
 /// The timer does not fire more often than this in the shortest hold, either.
 const SHORTEST_ROUND: Duration = Duration::from_secs(1);
 /// Up to this part of the time is added at random, so that processes that lost the same peer together do not ask together.
 const SPREAD: u32 = 20;
+/// The peer may take so long to answer the last round.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// An address that has just come may not be usable yet: the next round comes this long after it, if that many seconds have passed since the
 /// timer last fired.
 const SETTLING: Duration = Duration::from_secs(3);
@@ -135,7 +137,12 @@ impl Endpoint {
         if let Some(outage) = &mut self.flow(token).outage {
             outage.attempts = None;
             outage.via = None;
-            outage.hold = Some(HoldState { until, rests: true });
+            let last = outage.hold.is_some_and(|hold| hold.last);
+            outage.hold = Some(HoldState {
+                until,
+                rests: true,
+                last,
+            });
         }
         self.update_state(token);
         self.emit(token, Event::Hold);
@@ -143,16 +150,27 @@ impl Endpoint {
         true
     }
 
-    /// Sets the timer, unless it is set.
-    fn arm_hold(&mut self, now: Time) {
-        if self.timers.get(TimerOwner::Hold).is_some() {
-            return;
-        }
+    /// When the first of the flows that rest is given up, of those that have had their last round (`last`), or that have it then.
+    fn first_until(&self, last: bool) -> Option<Time> {
         let untils = self.flows.values().filter_map(|flow| {
             let hold = flow.outage.as_ref()?.hold?;
-            hold.rests.then_some(hold.until)
+            (hold.rests && hold.last == last).then_some(hold.until)
         });
-        let first = untils.min();
+        untils.min()
+    }
+
+    /// Sets the timer, unless it is set for an earlier time.
+    fn arm_hold(&mut self, now: Time) {
+        let ends = self.first_until(true);
+        if let Some(at) = ends
+            && self.hold_timer().is_none_or(|set| at < set)
+        {
+            return self.timers.set(TimerOwner::Hold, at);
+        }
+        if self.hold_timer().is_some() {
+            return;
+        }
+        let first = self.first_until(false);
         if first.is_none() && !self.is_to_be_told() {
             return;
         }
@@ -185,17 +203,24 @@ impl Endpoint {
     }
 
     pub(super) fn on_hold_timer(&mut self, now: Time) {
-        self.holds.fired = Some(now);
         for token in self.held() {
-            let outage = self.flows[&token].outage.as_ref();
-            let over = outage
-                .and_then(|outage| outage.hold)
-                .is_some_and(|hold| hold.until <= now);
-            if over {
+            let flow = self.flow(token);
+            let hold = flow.outage.as_mut().and_then(|o| o.hold.as_mut());
+            let Some(hold) = hold.filter(|hold| hold.until <= now) else {
+                continue;
+            };
+            if hold.last {
                 self.hold_over(now, token);
+            } else {
+                hold.last = true;
+                hold.until = now + LAST_ANSWER;
             }
         }
-        self.hold_round(now);
+        // It may have fired for a flow that has had its last round.
+        if self.fires_from(now) == now {
+            self.holds.fired = Some(now);
+            self.hold_round(now);
+        }
         self.arm_hold(now);
     }
 

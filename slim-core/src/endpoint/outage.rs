@@ -39,6 +39,8 @@ pub(super) struct HoldState {
     pub(super) until: Time,
     /// No attempts are under way.
     pub(super) rests: bool,
+    /// The last round has been sent: the flow waits for its answer until `until`.
+    pub(super) last: bool,
 }
 
 impl HoldState {

@@ -38,13 +38,23 @@ pub enum Course {
     Dies,
 }
 
+/// What a process did while all its flows without transport rested.
+struct Rest {
+    since: u64,
+    /// When a timer expired last, on its clock, other than for an end.
+    last: Option<Time>,
+    wakes: u64,
+    /// Timers that expired soon after the last round of a flow, which is then given up.
+    ends: usize,
+}
+
 pub struct LongOutage {
     pub course: Course,
     from: u64,
     until: u64,
     witness: Option<Witness>,
-    /// Of each process, since it has rested: when that began, when a timer expired last, on its clock, and how many have.
-    rests: [Option<(u64, Option<Time>, u64)>; 2],
+    /// Of each process, since it has rested.
+    rests: [Option<Rest>; 2],
 }
 
 impl World {
@@ -91,7 +101,7 @@ impl World {
             until,
             witness: meets
                 .then(|| Witness::new(JobKey::new(KEY).expect("long enough"), [seed as u8; 32])),
-            rests: [None; 2],
+            rests: [None, None],
         });
         world.at(from, Ev::Fault(Harm::Dark { until }));
         world.moves(&mut dice, course, from, until);
@@ -264,7 +274,7 @@ impl World {
     }
 
     /// A timer of the process expires. While all flows that lack their transport rest, that happens once a minute at most, or four times
-    /// in a short hold.
+    /// in a short hold, and once more at the end of each hold.
     pub fn expires(&mut self, node: usize) -> Result<(), String> {
         let clock = self.clock(node);
         let (world_now, dark) = (self.now, self.is_dark());
@@ -280,9 +290,9 @@ impl World {
             return Ok(());
         };
         if !rests || !dark {
-            if let Some((since, _, wakes)) = long.rests[node].take() {
-                self.stats.rested += (world_now - since) / SECOND;
-                self.stats.wakes += wakes;
+            if let Some(rest) = long.rests[node].take() {
+                self.stats.rested += (world_now - rest.since) / SECOND;
+                self.stats.wakes += rest.wakes;
             }
             return Ok(());
         }
@@ -296,18 +306,33 @@ impl World {
             );
         }
         // The first timer to expire may be one from before.
-        let Some((_, last, wakes)) = &mut long.rests[node] else {
-            long.rests[node] = Some((world_now, None, 0));
+        let Some(rest) = &mut long.rests[node] else {
+            long.rests[node] = Some(Rest {
+                since: world_now,
+                last: None,
+                wakes: 0,
+                ends: 0,
+            });
             return Ok(());
         };
-        *wakes += 1;
+        rest.wakes += 1;
         let hold = self.config.hold.expect("an outage has a hold");
         // The clock has whole microseconds.
         let least = HOLD_ROUNDS.min(hold / 4) - Duration::from_micros(1);
-        let soon = last.is_some_and(|last| clock.since(last) < least);
-        *last = Some(clock);
+        let soon = rest.last.is_some_and(|last| clock.since(last) < least);
         match soon {
-            true => Err(format!("side {node} wakes twice within {least:?}")),
+            true => rest.ends += 1,
+            false => rest.last = Some(clock),
+        }
+        // The other holds are longer than the outage.
+        let ends = match long.course {
+            Course::TooLong => self.flows,
+            _ => 0,
+        };
+        match rest.ends > ends {
+            true => Err(format!(
+                "side {node} wakes within {least:?} more often than holds end"
+            )),
             false => Ok(()),
         }
     }

@@ -83,6 +83,23 @@ fn the_peer_is_asked_in_a_short_hold_too() {
 }
 
 #[test]
+fn an_outage_that_ends_shortly_before_the_hold_is_not_too_long() {
+    for seconds in [4, 60, 239, 1000] {
+        let hold = Duration::from_secs(seconds);
+        let mut pair = held_with(Config {
+            hold: Some(hold),
+            ..config()
+        });
+        // It has been held for up to half a second.
+        pair.wait(hold - ms(600));
+        assert!(pair.ends[A].is_held(FLOW), "{hold:?}");
+        (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
+        pair.wait(HOLD_ROUNDS + Duration::from_secs(4));
+        assert_eq!(pair.states(), [State::Live; 2], "{hold:?}");
+    }
+}
+
+#[test]
 fn an_answer_of_the_peer_starts_the_attempts_anew() {
     let mut pair = held();
     (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
