@@ -203,6 +203,8 @@ impl Endpoint {
     }
 
     pub(super) fn on_hold_timer(&mut self, now: Time) {
+        // Otherwise it fires for flows that have had their last round, and only for them.
+        let round = self.fires_from(now) == now;
         for token in self.held() {
             let flow = self.flow(token);
             let hold = flow.outage.as_mut().and_then(|o| o.hold.as_mut());
@@ -211,13 +213,12 @@ impl Endpoint {
             };
             if hold.last {
                 self.hold_over(now, token);
-            } else {
+            } else if round {
                 hold.last = true;
                 hold.until = now + LAST_ANSWER;
             }
         }
-        // It may have fired for a flow that has had its last round.
-        if self.fires_from(now) == now {
+        if round {
             self.holds.fired = Some(now);
             self.hold_round(now);
         }

@@ -8,7 +8,7 @@ use crate::auth::{JobKey, seal_with_job};
 use crate::config::Config;
 use crate::endpoint::{HOLD_ROUNDS, State};
 use crate::event::{EscalateReason, Event};
-use crate::ids::{Cause, Verdict};
+use crate::ids::{Cause, FlowToken, Verdict};
 use crate::wire::{AddrList, Here, Kind, Message, ProcessPlace};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -96,6 +96,58 @@ fn an_outage_that_ends_shortly_before_the_hold_is_not_too_long() {
         (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
         pair.wait(HOLD_ROUNDS + Duration::from_secs(4));
         assert_eq!(pair.states(), [State::Live; 2], "{hold:?}");
+    }
+}
+
+/// A pair with so many flows, all held at `A`, whose outages began one after the other.
+fn many_held(hold: Duration, flows: u64, gap: Duration) -> Pair {
+    let config = Config {
+        hold: Some(hold),
+        ..config()
+    };
+    let mut pair = Pair::with([config.clone(), config]);
+    pair.open_many(B, flows);
+    pair.open_many(A, flows);
+    pair.run();
+    assert_eq!(pair.many(A, flows, State::Live), flows as usize);
+    (pair.udp, pair.tcp) = ([Net::Silent; 2], [Net::Silent; 2]);
+    for n in 0..flows {
+        pair.ends[A].fault(pair.now, FlowToken(1000 + n), Cause::Errno(RESET));
+        pair.wait(gap);
+    }
+    pair.forget();
+    pair
+}
+
+/// The timer that gives up one flow must not take the last round from another one.
+#[test]
+fn every_flow_has_its_last_round_although_another_one_ends_shortly_before() {
+    for hold in [8, 60, 239, 1000].map(Duration::from_secs) {
+        for gap in (1..24).map(|n| ms(250 * n)) {
+            let mut pair = many_held(hold, 2, gap);
+            // The second flow's attempts have failed 2 s after its fault, which came `gap` ago.
+            pair.wait(ms(2000) + hold - gap - ms(100));
+            let second = FlowToken(1001);
+            assert!(pair.ends[A].is_held(second), "{hold:?} {gap:?}");
+            (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
+            pair.wait(HOLD_ROUNDS + Duration::from_secs(20));
+            let state = pair.ends[A].state(second);
+            assert_eq!(state, Some(State::Live), "{hold:?} {gap:?}");
+        }
+    }
+}
+
+#[test]
+fn holds_that_end_one_after_the_other_do_not_wake_the_process_each_time() {
+    let hold = Duration::from_secs(1000);
+    for gap in [500, 900, 1000, 1500].map(ms) {
+        let mut pair = many_held(hold, 100, gap);
+        while pair.ends[A].is_held(FlowToken(1000)) {
+            pair.wait(ms(50));
+        }
+        // Rounds go on, and each is followed by one expiry for the flows that had their last round in it.
+        let n = expiries(&mut pair, Duration::from_secs(200));
+        assert!(n <= 8, "{n} with {gap:?}");
     }
 }
 
