@@ -2,9 +2,9 @@
 //!
 //! All attempts to resume a flow have failed, the peer process is not known to be gone, and the user wants to hold on (`SLIM_HOLD`). The flow
 //! then *rests*: nothing happens until the peer is heard. All resting flows share one timer, which fires once a minute at most (more often in a
-//! hold of less than four minutes). Each time, one round of QUERYs goes to all known addresses of the peers, about one flow of each. An answer
-//! starts the attempts anew, for all flows with that process. So do a QUERY or RESUME of the peer. A round is also sent when the own addresses
-//! have changed.
+//! hold of less than four minutes). Each time, one round of QUERYs goes to all known addresses of the peers, about one flow of each. A second
+//! after the last round of a flow it fires once more, and the flow is given up. An answer starts the attempts anew, for all flows with that
+//! process. So do a QUERY or RESUME of the peer. A round is also sent when the own addresses have changed.
 //!
 //! If both hosts have changed all their addresses, neither QUERY arrives. So each round also tells a meeting point (`SLIM_MEET`) where this
 //! process is, and asks where the peers are (`meet.rs`).
@@ -40,7 +40,7 @@ const SETTLING: Duration = Duration::from_secs(3);
 /// What is kept for all held flows together.
 #[derive(Default)]
 pub(super) struct Holds {
-    /// When the timer last fired.
+    /// When the timer last fired for a round.
     fired: Option<Time>,
     /// The last round of QUERYs.
     asked: BTreeMap<EndpointId, HoldRound>,
@@ -150,7 +150,7 @@ impl Endpoint {
         true
     }
 
-    /// When the first of the flows that rest is given up, of those that have had their last round (`last`), or that have it then.
+    /// The earliest `until` of the flows that rest: of those that have had their last round (`last`), or of the others.
     fn first_until(&self, last: bool) -> Option<Time> {
         let untils = self.flows.values().filter_map(|flow| {
             let hold = flow.outage.as_ref()?.hold?;
@@ -161,8 +161,8 @@ impl Endpoint {
 
     /// Sets the timer, unless it is set for an earlier time.
     fn arm_hold(&mut self, now: Time) {
-        let ends = self.first_until(true);
-        if let Some(at) = ends
+        // A flow that has had its last round does not wait for the next one.
+        if let Some(at) = self.first_until(true)
             && self.hold_timer().is_none_or(|set| at < set)
         {
             return self.timers.set(TimerOwner::Hold, at);
@@ -203,7 +203,7 @@ impl Endpoint {
     }
 
     pub(super) fn on_hold_timer(&mut self, now: Time) {
-        // Otherwise it fires for flows that have had their last round, and only for them.
+        // If no round is due, the timer has fired only for flows that have had their last one.
         let round = self.fires_from(now) == now;
         for token in self.held() {
             let flow = self.flow(token);

@@ -35,7 +35,7 @@ pub(super) struct Attempts {
 /// A flow is held after its attempts have failed.
 #[derive(Clone, Copy)]
 pub(super) struct HoldState {
-    /// When it is given up.
+    /// When its time is over; after its last round, when it is given up.
     pub(super) until: Time,
     /// No attempts are under way.
     pub(super) rests: bool,

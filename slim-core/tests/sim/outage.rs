@@ -44,7 +44,7 @@ struct Rest {
     /// When a timer expired last, on its clock, other than for an end.
     last: Option<Time>,
     wakes: u64,
-    /// Timers that expired soon after the last round of a flow, which is then given up.
+    /// Number of timers that expired soon after a round, because a flow was given up.
     ends: usize,
 }
 

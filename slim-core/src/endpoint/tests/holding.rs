@@ -90,7 +90,7 @@ fn an_outage_that_ends_shortly_before_the_hold_is_not_too_long() {
             hold: Some(hold),
             ..config()
         });
-        // It has been held for up to half a second.
+        // The hold began up to half a second ago, so it is still to last for at least 100 ms.
         pair.wait(hold - ms(600));
         assert!(pair.ends[A].is_held(FLOW), "{hold:?}");
         (pair.udp, pair.tcp) = ([Net::Works; 2], [Net::Works; 2]);
@@ -99,7 +99,7 @@ fn an_outage_that_ends_shortly_before_the_hold_is_not_too_long() {
     }
 }
 
-/// A pair with so many flows, all held at `A`, whose outages began one after the other.
+/// A pair whose `A` has lost so many flows, one after the other. They rest, or will soon, since the network drops everything.
 fn many_held(hold: Duration, flows: u64, gap: Duration) -> Pair {
     let config = Config {
         hold: Some(hold),
