@@ -8,13 +8,15 @@
 //! hand. A thread that was cancelled while it waited in the kernel never releases the lock; the waiters detect that
 //! ([`Lock::may_be_cancelled`]).
 
-use crate::{SignalsBlocked, futex_wait, futex_wake, is_agent_thread, thread_lives, tid};
+use crate::{
+    SignalsBlocked, futex_wait, futex_wake, is_agent_thread, keep_errno, thread_lives, tid,
+};
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 const FREE: u32 = 0;
@@ -91,13 +93,26 @@ impl<T> SignalSafeMutex<T> {
         Self(Mutex::new(value))
     }
 
-    /// Takes the mutex.
+    /// Takes the mutex. Errno stays as it is.
     pub fn lock(&self) -> Guard<'_, T> {
         let signals = block_signals();
+        let value = match self.0.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => self.wait(),
+        };
         Guard {
-            value: self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            value,
             _signals: signals,
         }
+    }
+
+    /// Waits for the mutex. The waiting system call sets errno (EAGAIN when the mutex became free first), and the
+    /// application's call that needs the mutex may be one that succeeds.
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) -> MutexGuard<'_, T> {
+        keep_errno(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -165,7 +180,7 @@ impl<T> Lock<T> {
         self.word.load(Ordering::Acquire) == FREE
     }
 
-    /// Takes the lock.
+    /// Takes the lock. Errno stays as it is.
     #[inline]
     pub fn lock(&self) {
         if !self.try_lock() {
@@ -284,6 +299,34 @@ mod tests {
         assert!(blocked(), "the lock is still held");
         drop(guard);
         assert!(!blocked());
+    }
+
+    /// Runs `take` in some threads at once, often. Gives the values of errno that the calls have left.
+    fn errnos_left(take: impl Fn() + Sync) -> Vec<crate::Errno> {
+        let left = Mutex::new(Vec::new());
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    crate::set_errno(libc::ENOTTY);
+                    for _ in 0..50_000 {
+                        take();
+                        if crate::errno() != libc::ENOTTY {
+                            left.lock().unwrap().push(crate::errno());
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        left.into_inner().unwrap()
+    }
+
+    #[test]
+    fn waiting_for_a_lock_leaves_errno() {
+        let mutex = SignalSafeMutex::new(0);
+        assert_eq!(errnos_left(|| *mutex.lock() += 1), []);
+        let lock = Lock::new(0);
+        assert_eq!(errnos_left(|| lock.with(|value| *value += 1)), []);
     }
 
     #[test]
