@@ -18,6 +18,9 @@ pub const PROGRAM: &str = "slim_ulfm";
 /// Longer than everything that a job here may need.
 const LIMIT: Duration = Duration::from_secs(90);
 
+/// The file with the hosts whose daemons a signal has ended.
+const CRASHES: &str = "crashes";
+
 /// Length of messages at most, in jobs in which a rank dies: with longer ones under way `btl/tcp` itself crashes now and then (docs/ULFM.md).
 pub const SHORT: &str = "2000";
 /// The longest messages of the program.
@@ -145,6 +148,7 @@ impl UlfmLab {
             _ => self.lab.node(0).command(env!("CARGO_BIN_EXE_slim")),
         };
         command.envs(launcher_environment(&self.lab).unwrap());
+        command.env("PRTE_MCA_plm_ssh_agent", self.watching_agent());
         command.env("SLIM_JOB_KEY_FILE", key);
         command.env("SLIM_EVENTS", self.scratch.path("events.%h.%p"));
         command.env("SLIM_RELAY", if shape.relay { "on" } else { "off" });
@@ -182,8 +186,35 @@ impl UlfmLab {
         }
     }
 
+    /// An agent that starts daemons as the lab's own does, and writes down which of them a signal has ended: a daemon is in the
+    /// background, and its parent ends with status 255 in this case, and else with the daemon's own.
+    fn watching_agent(&self) -> PathBuf {
+        let agent = artifacts::program("slim-lab-agent").unwrap();
+        let crashes = self.scratch.path(CRASHES);
+        let _ = fs::remove_file(&crashes);
+        // The launcher signals its agents when it gives the job up.
+        let text = format!(
+            "trap : TERM HUP INT\n'{}' \"$@\"\nstatus=$?\n[ $status != 255 ] || echo \"$1\" >> '{}'\nexit $status",
+            agent.display(),
+            crashes.display()
+        );
+        self.scratch.script("agent", &text)
+    }
+
     pub fn log(&self) -> String {
         fs::read_to_string(self.scratch.path("log")).unwrap_or_default()
+    }
+
+    /// Whether a signal has ended a daemon of the last job. Its agent says so in a moment: it may live longer than the job.
+    pub fn a_daemon_crashed(&self) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(5) {
+            if self.scratch.path(CRASHES).exists() {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        false
     }
 
     /// The events of all processes.
