@@ -192,12 +192,16 @@ impl UlfmLab {
         let agent = artifacts::program("slim-lab-agent").unwrap();
         let crashes = self.scratch.path(CRASHES);
         let _ = fs::remove_file(&crashes);
-        // The launcher signals its agents when it gives the job up.
-        let text = format!(
-            "trap : TERM HUP INT\n'{}' \"$@\"\nstatus=$?\n[ $status != 255 ] || echo \"$1\" >> '{}'\nexit $status",
-            agent.display(),
-            crashes.display()
+        // The launcher kills the group of an agent when it gives the job up, so the part that writes is not in it.
+        let watch = self.scratch.script(
+            "watch",
+            &format!(
+                "'{}' \"$@\"\nstatus=$?\n[ $status != 255 ] || echo \"$1\" >> '{}'\nexit $status",
+                agent.display(),
+                crashes.display()
+            ),
         );
+        let text = format!("setsid '{}' \"$@\"", watch.display());
         self.scratch.script("agent", &text)
     }
 
