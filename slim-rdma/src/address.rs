@@ -55,7 +55,7 @@ pub struct PairAddress {
 }
 
 impl PathMtu {
-    fn of(number: u8) -> Option<Self> {
+    pub(crate) fn of(number: u8) -> Option<Self> {
         let all = [
             Self::Mtu256,
             Self::Mtu512,

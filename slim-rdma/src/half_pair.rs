@@ -7,7 +7,7 @@ use crate::sizes::PairSizes;
 use crate::verbs::{Verbs, VerbsError};
 
 /// EINVAL.
-const INVALID: VerbsError = VerbsError(22);
+const INVALID: i32 = 22;
 
 /// A queue pair that is not connected yet.
 #[derive(Debug)]
@@ -24,13 +24,16 @@ impl HalfPair {
     /// The adapter has no memory, or no queue pair; or a size is 0. Nothing is left behind.
     pub fn open<V: Verbs>(verbs: &mut V, sizes: PairSizes) -> Result<Self, VerbsError> {
         if sizes.depth == 0 || sizes.staging == 0 || sizes.message == 0 {
-            return Err(INVALID);
+            return Err(VerbsError::new("sizes of a queue pair", INVALID));
         }
         let regions = PairRegions::register(verbs, sizes)?;
-        let mut half = match verbs.create(sizes.depth, sizes.shape) {
-            Ok(address) => HalfPair {
-                address,
-                sizes,
+        let mut half = match verbs.create(&sizes) {
+            Ok(made) => HalfPair {
+                address: made.address,
+                sizes: PairSizes {
+                    inline: sizes.inline.min(made.inline),
+                    ..sizes
+                },
                 regions,
             },
             Err(e) => {
@@ -66,7 +69,7 @@ impl HalfPair {
         let connected = if peer.ring_has_places() {
             verbs.connect(self.address.number, peer)
         } else {
-            Err(INVALID)
+            Err(VerbsError::new("address of the peer's ring", INVALID))
         };
         if let Err(e) = connected {
             self.abandon(verbs);

@@ -1,8 +1,8 @@
 //! A reliable connected queue pair of verbs as the transport of a SLIM flow.
 //!
-//! This crate is the data half: it decides which work to post, and what each completion means. It does no I/O of its own: an adapter is
-//! whatever implements [`Verbs`]. So far that is [`in_memory`] only; no front end uses this crate yet. `docs/VERBS.md` has the design and
-//! the reasons.
+//! This crate is the data half: it decides which work to post, and what each completion means. An adapter is whatever implements
+//! [`Verbs`]: those of libibverbs ([`ibverbs`]), and some in memory for tests ([`in_memory`]). No front end uses this crate yet.
+//! `docs/VERBS.md` has the design and the reasons.
 //!
 //! Each side has a ring of registered memory, into which the peer writes the bytes of the stream by RDMA WRITE with immediate data. The
 //! immediate data has the counters of the sender: bytes that its software has recorded, and space that is free again.
@@ -48,6 +48,7 @@
 //! | --- | --- |
 //! | `half_pair` | [`HalfPair`]: a queue pair before it is connected |
 //! | `queue_pair` | [`QueuePair`]: data calls, completions, suspension |
+//! | [`ibverbs`] | adapters of libibverbs, loaded at run time |
 //! | [`in_memory`] | a network of adapters in memory, for tests |
 //! | `regions` | the registered memory of one queue pair |
 //! | `send_queue` | writes that are posted and not completed |
@@ -59,6 +60,7 @@
 
 mod address;
 mod half_pair;
+pub mod ibverbs;
 mod immediate;
 pub mod in_memory;
 mod queue_pair;
@@ -74,7 +76,7 @@ pub use immediate::Immediate;
 pub use queue_pair::{Break, PairError, QueuePair};
 pub use sizes::{MAX_RING, MAX_SLOTS, PairSizes, RingShape};
 pub use verbs::{
-    Access, AdapterEvent, Completed, Completion, Payload, RegionId, Verbs, VerbsError, WorkError,
-    WriteWork,
+    Access, AdapterEvent, Completed, Completion, CreatedPair, Payload, RegionId, Verbs, VerbsError,
+    WorkError, WriteWork,
 };
 pub use window::{ReceiveWindow, SendWindow, Violation};

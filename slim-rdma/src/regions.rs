@@ -13,7 +13,8 @@ pub(crate) struct PairRegions {
 impl PairRegions {
     pub(crate) fn register<V: Verbs>(verbs: &mut V, sizes: PairSizes) -> Result<Self, VerbsError> {
         // EOVERFLOW
-        let len = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError(75));
+        let too_long = |_| VerbsError::new("size of a ring", 75);
+        let len = |bytes: u64| usize::try_from(bytes).map_err(too_long);
         let ring = verbs.register(len(sizes.shape.ring())?, Access::Remote)?;
         let staging = len(sizes.staging).and_then(|len| verbs.register(len, Access::Local));
         match staging {

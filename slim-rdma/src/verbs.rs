@@ -5,7 +5,7 @@
 //! different flows share no lock.
 
 use crate::address::{PairAddress, QpNumber, RemoteKey};
-use crate::sizes::RingShape;
+use crate::sizes::PairSizes;
 
 /// Name of a region of memory at its own process; never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +60,8 @@ pub enum WorkError {
     Flushed,
     /// The peer's adapter has refused the key or the address.
     RemoteAccess,
+    /// It is no failure, but the completion of something that nobody has posted, or that a peer of this protocol does not send.
+    Unexpected,
     /// Any other status of the adapter.
     Other(u32),
 }
@@ -89,6 +91,15 @@ pub struct Completion {
     pub how: Completed,
 }
 
+/// A queue pair that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreatedPair {
+    /// Its number, and the path to it: everything of its address but the ring.
+    pub address: PairAddress,
+    /// Most bytes of a write that the adapter takes by value; perhaps fewer than were wanted.
+    pub inline: usize,
+}
+
 /// What an adapter reports without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterEvent {
@@ -104,11 +115,24 @@ pub enum AdapterEvent {
 
 /// The adapter could not do it: no memory, no more objects, or the queue pair is in the wrong state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VerbsError(pub i32);
+pub struct VerbsError {
+    /// What has failed.
+    pub call: &'static str,
+    /// Why: a number of errno.
+    pub errno: i32,
+}
+
+impl VerbsError {
+    /// An error of this call.
+    pub fn new(call: &'static str, errno: i32) -> Self {
+        VerbsError { call, errno }
+    }
+}
 
 impl std::fmt::Display for VerbsError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the adapter reports error {}", self.0)
+        let why = std::io::Error::from_raw_os_error(self.errno);
+        write!(f, "{}: {why}", self.call)
     }
 }
 
@@ -137,12 +161,11 @@ pub trait Verbs {
     /// Copies bytes into a region. The adapter does not read these bytes meanwhile.
     fn write(&mut self, region: RegionId, at: usize, bytes: &[u8]);
 
-    /// Makes a queue pair with room for `depth` writes and for the receives of `own`. Returns its number, and the path to it: everything
-    /// of its address but the ring.
+    /// Makes a queue pair for writes and receives of these sizes.
     ///
     /// # Errors
-    /// There are no more queue pairs.
-    fn create(&mut self, depth: u32, own: RingShape) -> Result<PairAddress, VerbsError>;
+    /// There are no more queue pairs, or the adapter has none of these sizes.
+    fn create(&mut self, sizes: &PairSizes) -> Result<CreatedPair, VerbsError>;
 
     /// Connects the queue pair to the peer's. Receives may be posted before, writes only afterwards.
     ///

@@ -41,7 +41,15 @@ fn raw(ours: PairSizes, theirs: RingShape, fabric: &Fabric) -> Raw {
     let ring = there
         .register(theirs.ring() as usize, Access::Remote)
         .unwrap();
-    let mut own = there.create(64, theirs).unwrap();
+    // Whatever it writes is passed by value.
+    let sizes = PairSizes {
+        shape: theirs,
+        depth: 64,
+        staging: 1,
+        inline: usize::MAX,
+        message: 1,
+    };
+    let mut own = there.create(&sizes).unwrap().address;
     own.ring = there.remote_key(ring);
     there.connect(own.number, &address).unwrap();
     for id in 0..theirs.slots() {

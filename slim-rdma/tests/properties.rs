@@ -1,12 +1,13 @@
 //! The windows against exact counters, and a stream under arbitrary calls and sizes.
 
+mod common;
+
 use std::collections::VecDeque;
 
+use common::{ALL, Call, connect, stream};
 use proptest::prelude::*;
 use slim_rdma::in_memory::{Fabric, Step};
-use slim_rdma::{
-    HalfPair, Immediate, PairError, PairSizes, ReceiveWindow, RingShape, SendWindow, Verbs,
-};
+use slim_rdma::{Immediate, PairError, PairSizes, ReceiveWindow, RingShape, SendWindow, Verbs};
 
 fn shape() -> impl Strategy<Value = RingShape> {
     (6..=12u32, 2..=6u32).prop_map(|(ring, slots)| RingShape::new(1 << ring, 1 << slots).unwrap())
@@ -97,17 +98,6 @@ proptest! {
     }
 }
 
-#[derive(Clone, Debug)]
-enum Call {
-    Send(usize, usize),
-    Recv(usize, usize),
-    Progress(usize),
-    Tell(usize),
-    Ping(usize),
-    Steps(usize),
-    End(usize),
-}
-
 fn call() -> impl Strategy<Value = Call> {
     let side = || 0..2usize;
     prop_oneof![
@@ -133,11 +123,6 @@ fn pair_sizes() -> impl Strategy<Value = PairSizes> {
     )
 }
 
-/// Byte `at` of a side's stream.
-fn byte(side: usize, at: u64) -> u8 {
-    ((at * 7 + at / 256) % 251) as u8 ^ (side as u8 * 0x80)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -151,82 +136,17 @@ proptest! {
         let fabric = Fabric::new(seed);
         let mut random = fastrand::Rng::with_seed(seed);
         let mut adapters = [fabric.adapter(0), fabric.adapter(1)];
-        let [a, b] = [0, 1].map(|n| HalfPair::open(&mut adapters[n], sizes[n]).unwrap());
-        let addresses = [a.address(), b.address()];
-        let mut pairs = [
-            a.connect(&mut adapters[0], &addresses[1]).unwrap(),
-            b.connect(&mut adapters[1], &addresses[0]).unwrap(),
-        ];
-        let (mut sent, mut read, mut ended, mut seen) = ([0; 2], [0; 2], [false; 2], [false; 2]);
-        // In the end, both sides end and everything is carried out.
-        let rest = (0..20_000).flat_map(|_| {
-            [Call::Steps(40), Call::Recv(0, 500), Call::Recv(1, 500), Call::End(0), Call::End(1)]
+        stream(&mut adapters, sizes, calls, |n| {
+            if n == ALL {
+                return fabric.run();
+            }
+            for _ in 0..n {
+                if let Some(step) = random.choice(fabric.steps()) {
+                    fabric.take(step);
+                }
+            }
         });
-        for call in calls.into_iter().chain(rest) {
-            match call {
-                Call::Send(s, n) => {
-                    let data: Vec<u8> = (sent[s]..sent[s] + n as u64).map(|at| byte(s, at)).collect();
-                    match pairs[s].send(&mut adapters[s], &data) {
-                        Ok(n) => sent[s] += n as u64,
-                        Err(PairError::Ended) => prop_assert!(ended[s]),
-                        Err(e) => prop_assert_eq!(e, PairError::WouldBlock),
-                    }
-                }
-                Call::Recv(s, n) => {
-                    let mut buf = vec![0; n];
-                    match pairs[s].recv(&mut adapters[s], &mut buf) {
-                        Ok(0) if n > 0 => {
-                            prop_assert!(ended[1 - s] && read[s] == sent[1 - s]);
-                            seen[s] = true;
-                        }
-                        Ok(n) => {
-                            for (i, got) in buf[..n].iter().enumerate() {
-                                prop_assert_eq!(*got, byte(1 - s, read[s] + i as u64));
-                            }
-                            read[s] += n as u64;
-                        }
-                        Err(e) => prop_assert_eq!(e, PairError::WouldBlock),
-                    }
-                }
-                Call::Progress(s) => drop(pairs[s].progress(&mut adapters[s])),
-                Call::Tell(s) => pairs[s].tell_count(&mut adapters[s]),
-                Call::Ping(s) => pairs[s].ping(&mut adapters[s]),
-                Call::Steps(n) => {
-                    for _ in 0..n {
-                        if let Some(step) = random.choice(fabric.steps()) {
-                            fabric.take(step);
-                        }
-                    }
-                }
-                Call::End(s) if s < 2 => {
-                    ended[s] = true;
-                    pairs[s].end(&mut adapters[s]);
-                }
-                Call::End(_) => {}
-            }
-            for s in [0, 1] {
-                prop_assert_eq!(pairs[s].broken(), None);
-                prop_assert!(pairs[s].recorded_by_peer() <= pairs[1 - s].received());
-                prop_assert!(pairs[1 - s].received() <= sent[s]);
-            }
-            if seen == [true; 2] {
-                break;
-            }
-        }
-        prop_assert_eq!(seen, [true; 2], "both sides come to an end");
         prop_assert_eq!(fabric.tallies().not_ready, 0);
-        // At the end the counts are told, too.
-        for _ in 0..100 {
-            for s in [0, 1] {
-                pairs[s].progress(&mut adapters[s]);
-                pairs[s].tell_count(&mut adapters[s]);
-            }
-            fabric.run();
-        }
-        for (s, pair) in pairs.into_iter().enumerate() {
-            prop_assert_eq!(pair.recorded_by_peer(), sent[s]);
-            pair.release(&mut adapters[s]);
-        }
         prop_assert!(fabric.is_empty());
         prop_assert!(adapters[0].event().is_none());
     }
@@ -245,10 +165,7 @@ fn a_message_that_arrives_in_part_is_not_recorded() {
             message: 256,
         };
         let mut adapters = [fabric.adapter(0), fabric.adapter(1)];
-        let [a, b] = [0, 1].map(|n| HalfPair::open(&mut adapters[n], sizes).unwrap());
-        let addresses = [a.address(), b.address()];
-        let mut near = a.connect(&mut adapters[0], &addresses[1]).unwrap();
-        let mut far = b.connect(&mut adapters[1], &addresses[0]).unwrap();
+        let [mut near, mut far] = connect(&mut adapters, [sizes; 2]);
         near.send(&mut adapters[0], &[1; 100]).unwrap();
         fabric.take(Step::Arrive(near.number()));
         fabric.take(Step::PlacePart(part));

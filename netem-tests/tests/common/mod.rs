@@ -10,6 +10,7 @@ pub mod jobs;
 pub mod kills;
 pub mod launcher;
 pub mod python;
+pub mod rxe;
 pub mod slurm;
 pub mod streams;
 

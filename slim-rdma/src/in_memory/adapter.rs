@@ -3,15 +3,22 @@
 use super::pairs::{Cargo, Packet, Posted};
 use super::{Fabric, FabricState};
 use crate::address::{PairAddress, PathMtu, QpNumber, RemoteKey};
-use crate::sizes::RingShape;
+use crate::sizes::PairSizes;
 use crate::verbs::{
-    Access, AdapterEvent, Completion, Payload, RegionId, Verbs, VerbsError, WorkError, WriteWork,
+    Access, AdapterEvent, Completion, CreatedPair, Payload, RegionId, Verbs, VerbsError, WorkError,
+    WriteWork,
 };
 
-/// Errno of a full queue.
-const NO_MEMORY: VerbsError = VerbsError(12);
-/// Errno of a queue pair in the wrong state.
-const INVALID: VerbsError = VerbsError(22);
+/// A full queue.
+const NO_MEMORY: VerbsError = VerbsError {
+    call: "adapter in memory",
+    errno: 12,
+};
+/// A queue pair in the wrong state.
+const INVALID: VerbsError = VerbsError {
+    call: "adapter in memory",
+    errno: 22,
+};
 
 /// An adapter of a [`Fabric`].
 #[derive(Clone, Debug)]
@@ -83,19 +90,24 @@ impl Verbs for MemoryAdapter {
         self.fabric.state().memories.write(region, at, bytes);
     }
 
-    fn create(&mut self, depth: u32, own: RingShape) -> Result<PairAddress, VerbsError> {
-        let made = self.fabric.state().packets.create(self.host, depth, own);
+    fn create(&mut self, sizes: &PairSizes) -> Result<CreatedPair, VerbsError> {
+        let state = &mut *self.fabric.state();
+        let inline = sizes.inline.min(state.most_inline);
+        let made = state
+            .packets
+            .create(self.host, sizes.depth, sizes.shape, inline);
         let (number, psn) = made.ok_or(NO_MEMORY)?;
-        Ok(PairAddress {
+        let address = PairAddress {
             gid: (self.host as u128).to_be_bytes(),
             lid: 0,
             partition: u16::MAX,
             mtu: PathMtu::Mtu4096,
             number,
             psn,
-            shape: own,
+            shape: sizes.shape,
             ring: RemoteKey::default(),
-        })
+        };
+        Ok(CreatedPair { address, inline })
     }
 
     fn connect(&mut self, pair: QpNumber, peer: &PairAddress) -> Result<(), VerbsError> {
@@ -132,6 +144,9 @@ impl Verbs for MemoryAdapter {
         let dest = pair.peer.ok_or(INVALID)?;
         if !pair.has_place() {
             return Err(NO_MEMORY);
+        }
+        if matches!(work.payload, Payload::Inline(bytes) if bytes.len() > pair.inline) {
+            return Err(INVALID);
         }
         let packet = Packet {
             dest,

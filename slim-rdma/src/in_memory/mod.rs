@@ -40,6 +40,8 @@ pub(crate) struct FabricState {
     events: VecDeque<(usize, AdapterEvent)>,
     /// Grows with each step that has changed something.
     moves: u64,
+    /// Most bytes of a write that the adapters take by value.
+    most_inline: usize,
     /// Sabotage, to check that tests notice: invalidating a region has no effect.
     keeps_keys: bool,
 }
@@ -75,6 +77,7 @@ impl Fabric {
             reports: VecDeque::new(),
             events: VecDeque::new(),
             moves: 0,
+            most_inline: usize::MAX,
             keeps_keys: false,
         })))
     }
@@ -98,6 +101,11 @@ impl Fabric {
     pub fn is_empty(&self) -> bool {
         let state = self.state();
         state.packets.pairs.is_empty() && state.memories.is_empty()
+    }
+
+    /// Queue pairs that are made from now on take at most so many bytes by value, whatever is wanted.
+    pub fn limit_inline(&self, most: usize) {
+        self.state().most_inline = most;
     }
 
     /// From now on, invalidating a region has no effect.

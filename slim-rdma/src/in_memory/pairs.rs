@@ -67,6 +67,8 @@ pub(crate) struct MemoryPair {
     pub(crate) psn: [u32; 2],
     depth: usize,
     slots: usize,
+    /// Most bytes that are taken by value.
+    pub(crate) inline: usize,
     pub(crate) receives: VecDeque<u64>,
     pub(crate) sends: VecDeque<Posted>,
     /// Completions that can be polled, and those that the adapter has not written yet.
@@ -128,6 +130,7 @@ impl Packets {
         host: usize,
         depth: u32,
         own: RingShape,
+        inline: usize,
     ) -> Option<(QpNumber, u32)> {
         let few = (0..NUMBERS).map(|n| (self.count as u32 + n) % NUMBERS);
         let mut numbers = few.chain(NUMBERS..MOST_PAIRS).map(QpNumber);
@@ -146,6 +149,7 @@ impl Packets {
             psn: [psn, 0],
             depth: depth as usize,
             slots: own.slots() as usize,
+            inline,
             receives: VecDeque::new(),
             sends: VecDeque::new(),
             seen: VecDeque::new(),

@@ -142,7 +142,10 @@ fn impossible_messages_break_the_pair_and_change_no_counter() {
         (Immediate { slots: 2, ..said }, 0, Violation::Slots),
         (said, 65, Violation::Overflow),
     ] {
-        let mut two = two(sizes(64, 4));
+        let mut two = two(PairSizes {
+            inline: 64,
+            ..sizes(64, 4)
+        });
         two.send(&bytes(0, 10));
         let far = two.far.number();
         let ring = two.near.regions.ring;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use slim_rdma::in_memory::MemoryAdapter;
 use slim_rdma::{
-    Access, AdapterEvent, Completed, Completion, PairAddress, QpNumber, RegionId, RemoteKey,
-    RingShape, Verbs, VerbsError, WorkError, WriteWork,
+    Access, AdapterEvent, Completed, Completion, CreatedPair, PairAddress, PairSizes, QpNumber,
+    RegionId, RemoteKey, Verbs, VerbsError, WorkError, WriteWork,
 };
 
 type Poll<'a> = Box<dyn FnMut(&mut MemoryAdapter, QpNumber) -> Option<Completion> + 'a>;
@@ -44,7 +44,7 @@ impl<'a> BadAdapter<'a> {
     fn call(&mut self) -> Result<(), VerbsError> {
         self.calls += 1;
         match self.refuses.contains(&self.calls) {
-            true => Err(VerbsError(12)),
+            true => Err(VerbsError::new("bad adapter", 12)),
             false => Ok(()),
         }
     }
@@ -70,9 +70,9 @@ impl Verbs for BadAdapter<'_> {
     fn write(&mut self, region: RegionId, at: usize, bytes: &[u8]) {
         self.inner.write(region, at, bytes);
     }
-    fn create(&mut self, depth: u32, own: RingShape) -> Result<PairAddress, VerbsError> {
+    fn create(&mut self, sizes: &PairSizes) -> Result<CreatedPair, VerbsError> {
         self.call()?;
-        self.inner.create(depth, own)
+        self.inner.create(sizes)
     }
     fn connect(&mut self, pair: QpNumber, peer: &PairAddress) -> Result<(), VerbsError> {
         self.call()?;

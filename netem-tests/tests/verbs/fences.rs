@@ -1,0 +1,212 @@
+//! Writes of a peer that come too late, or to a wrong place.
+
+use std::{thread, time::Duration};
+
+use slim_rdma::{
+    Access, AdapterEvent, Completed, Completion, PairAddress, PairSizes, Payload, RegionId,
+    RemoteKey, Verbs, WorkError, WriteWork, ibverbs::VerbsAdapter,
+};
+
+use super::{DETECTION, rxe, sizes, wait};
+
+/// A queue pair without the protocol, with a region.
+struct Raw<'a> {
+    adapter: &'a mut VerbsAdapter,
+    own: PairAddress,
+    region: RegionId,
+}
+
+const LEN: usize = 1 << 16;
+const DEPTH: u64 = 64;
+
+fn raw(adapter: &mut VerbsAdapter) -> Raw<'_> {
+    let region = adapter.register(LEN, Access::Remote).unwrap();
+    let sizes = PairSizes {
+        depth: DEPTH as u32,
+        ..sizes(1 << 16, DEPTH)
+    };
+    let mut own = adapter.create(&sizes).unwrap().address;
+    own.ring = adapter.remote_key(region);
+    for id in 0..DEPTH {
+        adapter.post_receive(own.number, id).unwrap();
+    }
+    Raw {
+        adapter,
+        own,
+        region,
+    }
+}
+
+fn two(adapters: &mut [VerbsAdapter; 2]) -> [Raw<'_>; 2] {
+    let [here, there] = adapters;
+    let (near, far) = (raw(here), raw(there));
+    near.adapter.connect(near.own.number, &far.own).unwrap();
+    far.adapter.connect(far.own.number, &near.own).unwrap();
+    [near, far]
+}
+
+impl Raw<'_> {
+    /// Writes `len` bytes of this value at this place of the peer's region.
+    fn write(&mut self, id: u64, value: u8, to: RemoteKey, len: usize) {
+        self.adapter.write(self.region, 0, &vec![value; len]);
+        let payload = Payload::Staged {
+            region: self.region,
+            at: 0,
+            len,
+        };
+        let work = WriteWork {
+            id,
+            payload,
+            to,
+            immediate: Some(7),
+            signaled: true,
+        };
+        self.adapter.post_write(self.own.number, &work).unwrap();
+    }
+
+    fn completion(&mut self) -> Completion {
+        let (number, adapter) = (self.own.number, &mut *self.adapter);
+        wait("a completion", DETECTION, || adapter.poll(number))
+    }
+
+    fn memory(&self) -> Vec<u8> {
+        let mut all = vec![0; LEN];
+        self.adapter.read(self.region, 0, &mut all);
+        all
+    }
+
+    fn release(self) {
+        self.adapter.destroy(self.own.number);
+        self.adapter.invalidate(self.region);
+        self.adapter.release(self.region);
+        assert!(self.adapter.is_empty());
+    }
+}
+
+#[test]
+fn late_and_wrong_writes_do_not_land() {
+    let Some(rxe) = rxe("fences::late_and_wrong_writes_do_not_land") else {
+        return;
+    };
+    let mut adapters = rxe.open();
+
+    // The region is invalid, and the queue pair works.
+    let [mut near, mut far] = two(&mut adapters);
+    let ring = far.own.ring;
+    near.write(1, 0x11, ring, 1000);
+    let (len, immediate) = (1000, 7);
+    let received = Completed::Received { len, immediate };
+    assert_eq!(
+        far.completion(),
+        Completion {
+            id: 0,
+            how: received
+        }
+    );
+    assert_eq!(
+        near.completion(),
+        Completion {
+            id: 1,
+            how: Completed::Written
+        }
+    );
+    assert!(far.memory()[..1000] == [0x11; 1000] && far.memory()[1000] == 0);
+    far.adapter.invalidate(far.region);
+    near.write(2, 0x22, ring, 1000);
+    let refused = Completed::Failed(WorkError::RemoteAccess);
+    assert_eq!(
+        near.completion(),
+        Completion {
+            id: 2,
+            how: refused
+        }
+    );
+    assert!(far.memory()[..1000] == [0x11; 1000]);
+    near.release();
+    far.release();
+
+    // One byte of the write is outside of the region; both sides learn of it.
+    let [mut near, far] = two(&mut adapters);
+    let RemoteKey { addr, key } = far.own.ring;
+    let addr = addr + LEN as u64 - 99;
+    near.write(1, 0x33, RemoteKey { addr, key }, 100);
+    assert_eq!(
+        near.completion(),
+        Completion {
+            id: 1,
+            how: refused
+        }
+    );
+    assert!(far.memory() == [0; LEN]);
+    // By an event, or by a failed receive: the latter with soft RoCE.
+    let number = far.own.number;
+    wait("an error", DETECTION, || {
+        let event = far.adapter.event() == Some(AdapterEvent::PairFailed(number));
+        let failed = far.adapter.poll(number).map(|done| done.how);
+        (event || matches!(failed, Some(Completed::Failed(_)))).then_some(())
+    });
+    near.release();
+    far.release();
+
+    // A key of a region that is gone, on a queue pair of today.
+    let old = {
+        let [near, far] = two(&mut adapters);
+        let old = far.own.ring;
+        near.release();
+        far.release();
+        old
+    };
+    let [mut near, far] = two(&mut adapters);
+    near.write(
+        1,
+        0x44,
+        RemoteKey {
+            addr: far.own.ring.addr,
+            key: old.key,
+        },
+        100,
+    );
+    assert_eq!(
+        near.completion(),
+        Completion {
+            id: 1,
+            how: refused
+        }
+    );
+    assert!(far.memory() == [0; LEN]);
+    near.release();
+    far.release();
+    for adapter in &mut adapters {
+        while adapter.event().is_some() {}
+    }
+
+    // Writes are on their way while the region becomes invalid. With the steps of a suspension, and with the last one alone.
+    rxe.line("delay 2ms 1ms");
+    let (mut some, mut none) = (0, 0);
+    for round in 0..40 {
+        let [mut near, far] = two(&mut adapters);
+        let ring = far.own.ring;
+        for id in 0..16 {
+            let (addr, key) = (ring.addr + id * 4096, ring.key);
+            near.write(id, 0x55, RemoteKey { addr, key }, 4096);
+        }
+        thread::sleep(Duration::from_micros(round * 150));
+        if round % 2 == 0 {
+            far.adapter.fail(far.own.number);
+            far.adapter.destroy(far.own.number);
+        }
+        far.adapter.invalidate(far.region);
+        let then = far.memory();
+        match then.iter().filter(|byte| **byte == 0x55).count() {
+            0 => none += 1,
+            n if n < LEN => some += 1,
+            _ => {}
+        }
+        thread::sleep(Duration::from_millis(6));
+        assert!(far.memory() == then, "round {round}");
+        near.release();
+        far.release();
+    }
+    println!("40 rounds: nothing had landed in {none}, a part in {some}");
+    assert!(none > 0 && none < 40);
+}
