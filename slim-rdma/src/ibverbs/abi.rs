@@ -56,9 +56,7 @@ macro_rules! c_constants {
     };
 }
 
-/// A function of a context's table. The library fills all entries.
-type Op<F> = Option<F>;
-
+// Functions of a context's table. The library fills all entries.
 pub(super) type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 pub(super) type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 pub(super) type PostSend =
@@ -82,11 +80,11 @@ c_structs! {
 
     front ibv_context_ops {
         _first: [*mut c_void; 11],
-        poll_cq: Op<PollCq>,
-        req_notify_cq: Op<ReqNotifyCq>,
+        poll_cq: Option<PollCq>,
+        req_notify_cq: Option<ReqNotifyCq>,
         _second: [*mut c_void; 12],
-        post_send: Op<PostSend>,
-        post_recv: Op<PostRecv>,
+        post_send: Option<PostSend>,
+        post_recv: Option<PostRecv>,
         _third: [*mut c_void; 5],
     }
 
