@@ -1,6 +1,6 @@
 //! Adapters of libibverbs.
 //!
-//! The library is loaded when it is used for the first time, and nothing is linked to it. [`devices`] lists what a host has, and
+//! The library is loaded when it is used for the first time, and nothing is linked to it. [`devices()`] lists what a host has, and
 //! [`VerbsAdapter`] is an open port of it.
 //!
 //! An adapter must have RDMA WRITE with immediate data: InfiniBand and RoCE have it, iWARP has not.
