@@ -5,6 +5,8 @@ mod breaks;
 mod common;
 #[path = "verbs/fences.rs"]
 mod fences;
+#[path = "verbs/hosts.rs"]
+mod hosts;
 #[path = "verbs/resumes.rs"]
 mod resumes;
 #[path = "../../slim-rdma/tests/common/mod.rs"]

@@ -55,6 +55,20 @@ pub fn shell(lines: &str) {
 impl Rxe {
     /// Makes them. `None`, with the skip and its reason printed, if this kernel has no verbs.
     pub fn make(test: &str) -> Option<Self> {
+        let rxe = Self::in_kernel(test)?;
+        let begin = Instant::now();
+        // The address takes some moments to become an identifier.
+        while [0, 1].iter().any(|side| {
+            VerbsAdapter::open(&rxe.settings(*side)).map_or(true, |a| a.gid()[10..12] != [0xff; 2])
+        }) {
+            assert!(begin.elapsed() < Duration::from_secs(5), "no identifier");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Some(rxe)
+    }
+
+    /// The kernel has them. Whether libibverbs can use them is not looked at.
+    pub fn in_kernel(test: &str) -> Option<Self> {
         if !Path::new("/sys/class/infiniband").is_dir() {
             skip(
                 test,
@@ -69,16 +83,7 @@ impl Rxe {
                 "rdma link add {device} type rxe netdev {interface}"
             ));
         }
-        let rxe = Rxe(());
-        let begin = Instant::now();
-        // The address takes some moments to become an identifier.
-        while [0, 1].iter().any(|side| {
-            VerbsAdapter::open(&rxe.settings(*side)).map_or(true, |a| a.gid()[10..12] != [0xff; 2])
-        }) {
-            assert!(begin.elapsed() < Duration::from_secs(5), "no identifier");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Some(rxe)
+        Some(Rxe(()))
     }
 
     /// Settings for the adapter of a side. A peer that has posted no receive breaks the queue pair.

@@ -15,15 +15,20 @@ use crate::verbs::VerbsError;
 
 /// Most entries of a table of GIDs, or of partition keys, that are looked at.
 const MOST_ENTRIES: usize = 1024;
+/// Where the kernel lists its adapters.
+const KERNEL_LIST: &str = "/sys/class/infiniband";
+/// Why an adapter that only the kernel has cannot be used.
+pub(super) const NOT_FOUND: &str =
+    "libibverbs does not find it: no driver (Debian: ibverbs-providers), or it is being deleted";
 
 /// An adapter of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its name, as `ibv_devices` and `rdma link` show it.
     pub name: String,
-    /// It does not have what a queue pair of this crate needs: why.
+    /// It cannot be used: why.
     pub unfit: Option<&'static str>,
-    /// Its ports. Empty if it is unfit, or cannot be opened.
+    /// Its ports. Empty if it is unfit or cannot be opened.
     pub ports: Vec<PortInfo>,
 }
 
@@ -98,7 +103,12 @@ pub fn devices() -> Result<Vec<DeviceInfo>, AdapterError> {
     let library = Library::get()?;
     let list = DeviceList::new(library)?;
     let described = list.all().map(|device| list.describe(device));
-    Ok(described.collect())
+    let others = list.not_found().into_iter().map(|name| DeviceInfo {
+        name,
+        unfit: Some(NOT_FOUND),
+        ports: Vec::new(),
+    });
+    Ok(described.chain(others).collect())
 }
 
 /// The library's list. The devices in it live as long as the list, or as they are open.
@@ -136,6 +146,16 @@ impl DeviceList {
     pub(super) fn all(&self) -> impl Iterator<Item = *mut ibv_device> {
         // SAFETY: the list has `count` entries, and lives as long as `self`.
         (0..self.count).map(|n| unsafe { *self.first.add(n) })
+    }
+
+    /// Names of adapters that the kernel has and the library does not list.
+    pub(super) fn not_found(&self) -> Vec<String> {
+        let listed: Vec<_> = self.all().map(|device| self.name(device)).collect();
+        let kernel = std::fs::read_dir(KERNEL_LIST).into_iter().flatten();
+        let names = kernel.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|name| !listed.contains(name)).collect();
+        names.sort();
+        names
     }
 
     pub(super) fn name(&self, device: *mut ibv_device) -> String {

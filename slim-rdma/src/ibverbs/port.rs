@@ -11,7 +11,7 @@ use super::abi::{
     IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, ibv_async_event, ibv_comp_channel, ibv_cq, ibv_pd,
     ibv_qp,
 };
-use super::devices::{DeviceList, OpenDevice, PortInfo};
+use super::devices::{DeviceList, NOT_FOUND, OpenDevice, PortInfo};
 use super::error::AdapterError;
 use super::failed;
 use super::library::Library;
@@ -180,13 +180,11 @@ impl OpenPort {
         let library = Library::get()?;
         let list = DeviceList::new(library)?;
         let mut refused = Vec::new();
+        let is_wanted =
+            |name: &String| settings.device.as_ref().is_none_or(|wanted| wanted == name);
         for device in list.all() {
             let name = list.name(device);
-            if settings
-                .device
-                .as_ref()
-                .is_some_and(|wanted| *wanted != name)
-            {
+            if !is_wanted(&name) {
                 continue;
             }
             if let Some(why) = list.unfit(device) {
@@ -210,6 +208,9 @@ impl OpenPort {
                     Err(why) => refused.push(format!("{name} port {}: {why}", port.number)),
                 }
             }
+        }
+        for name in list.not_found().into_iter().filter(is_wanted) {
+            refused.push(format!("{name}: {NOT_FOUND}"));
         }
         let wanted = match &settings.device {
             Some(name) => format!("this host has no adapter {name} with a port that can be used"),
