@@ -9,6 +9,8 @@ mod fences;
 mod hosts;
 #[path = "verbs/resumes.rs"]
 mod resumes;
+#[path = "verbs/speed.rs"]
+mod speed;
 #[path = "../../slim-rdma/tests/common/mod.rs"]
 mod streams;
 
