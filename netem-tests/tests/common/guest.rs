@@ -1,5 +1,5 @@
-//! Tests that need netem, on a machine whose kernel has none: a kernel that runs as a program (user-mode Linux, made by
-//! `scripts/netem-kernel`) boots with this machine's files, read-only, and runs the test program again, for one test.
+//! Tests that need netem, on a machine whose kernel has none, and tests that would harm this machine: a kernel that runs as a program
+//! (user-mode Linux, made by `scripts/netem-kernel`) boots with this machine's files, read-only, and runs the test program again, for one test.
 
 use std::{
     fs,
