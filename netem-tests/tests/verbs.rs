@@ -15,7 +15,7 @@ mod speed;
 mod streams;
 
 use std::{
-    os::fd::AsRawFd,
+    os::fd::BorrowedFd,
     thread,
     time::{Duration, Instant},
 };
@@ -61,10 +61,17 @@ fn wait<T>(what: &str, limit: Duration, mut found: impl FnMut() -> Option<T>) ->
     }
 }
 
+/// Destroys both queue pairs, and so all that the adapters have made.
+fn release(pairs: [QueuePair; 2], adapters: &mut [VerbsAdapter; 2]) {
+    for (pair, adapter) in pairs.into_iter().zip(adapters) {
+        pair.release(adapter);
+        assert!(adapter.is_empty());
+    }
+}
+
 /// Whether the descriptor is readable within this time.
-fn readable(fd: std::os::fd::BorrowedFd<'_>, milliseconds: u16) -> bool {
+fn readable(fd: BorrowedFd<'_>, milliseconds: u16) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
-    assert!(fd.as_raw_fd() >= 0);
     poll(&mut fds, milliseconds).unwrap() == 1
 }
 
@@ -246,16 +253,14 @@ fn streams_are_exact() {
             sizes.shape.ring(),
             begin.elapsed()
         );
-        for (pair, adapter) in pairs.into_iter().zip(&mut adapters) {
-            pair.release(adapter);
-        }
+        release(pairs, &mut adapters);
     }
     // A lossy line: the adapters send again, and the stream does not notice.
     rxe.line("loss 1% delay 1ms");
     let mut pairs = connect(&mut adapters, [sizes(1 << 16, 64); 2]);
     transfer(&mut adapters, &mut pairs, 1 << 19, 10_000);
-    for (pair, adapter) in pairs.into_iter().zip(&mut adapters) {
-        pair.release(adapter);
+    release(pairs, &mut adapters);
+    for adapter in &mut adapters {
         assert_eq!(adapter.event(), None);
     }
 }
@@ -297,7 +302,5 @@ fn completions_are_reported_to_those_that_wait() {
     assert_eq!(there.reported(), Some(far.number()));
     far.progress(there);
     assert!(far.broken().is_some());
-    for (pair, adapter) in pairs.into_iter().zip(&mut adapters) {
-        pair.release(adapter);
-    }
+    release(pairs, &mut adapters);
 }

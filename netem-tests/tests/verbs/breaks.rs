@@ -4,18 +4,11 @@ use std::time::Instant;
 
 use slim_rdma::{AdapterEvent, Break, QueuePair, Verbs, WorkError, ibverbs::VerbsAdapter};
 
-use super::{DETECTION, connect, rxe, sizes, wait};
+use super::{DETECTION, connect, release, rxe, sizes, wait};
 
 fn broken(pair: &mut QueuePair, adapter: &mut VerbsAdapter) -> Option<Break> {
     pair.progress(adapter);
     pair.broken()
-}
-
-fn release(pairs: [QueuePair; 2], adapters: &mut [VerbsAdapter; 2]) {
-    for (pair, adapter) in pairs.into_iter().zip(adapters) {
-        pair.release(adapter);
-        assert!(adapter.is_empty());
-    }
 }
 
 const NO_ANSWER: Break = Break::Work(WorkError::RetryExceeded);

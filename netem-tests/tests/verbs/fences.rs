@@ -64,9 +64,11 @@ impl Raw<'_> {
         self.adapter.post_write(self.own.number, &work).unwrap();
     }
 
-    fn completion(&mut self) -> Completion {
+    /// The next completion is this one.
+    fn completes(&mut self, id: u64, how: Completed) {
         let (number, adapter) = (self.own.number, &mut *self.adapter);
-        wait("a completion", DETECTION, || adapter.poll(number))
+        let next = wait("a completion", DETECTION, || adapter.poll(number));
+        assert_eq!(next, Completion { id, how });
     }
 
     fn memory(&self) -> Vec<u8> {
@@ -96,31 +98,13 @@ fn late_and_wrong_writes_do_not_land() {
     near.write(1, 0x11, ring, 1000);
     let (len, immediate) = (1000, 7);
     let received = Completed::Received { len, immediate };
-    assert_eq!(
-        far.completion(),
-        Completion {
-            id: 0,
-            how: received
-        }
-    );
-    assert_eq!(
-        near.completion(),
-        Completion {
-            id: 1,
-            how: Completed::Written
-        }
-    );
+    far.completes(0, received);
+    near.completes(1, Completed::Written);
     assert!(far.memory()[..1000] == [0x11; 1000] && far.memory()[1000] == 0);
     far.adapter.invalidate(far.region);
     near.write(2, 0x22, ring, 1000);
     let refused = Completed::Failed(WorkError::RemoteAccess);
-    assert_eq!(
-        near.completion(),
-        Completion {
-            id: 2,
-            how: refused
-        }
-    );
+    near.completes(2, refused);
     assert!(far.memory()[..1000] == [0x11; 1000]);
     near.release();
     far.release();
@@ -130,13 +114,7 @@ fn late_and_wrong_writes_do_not_land() {
     let RemoteKey { addr, key } = far.own.ring;
     let addr = addr + LEN as u64 - 99;
     near.write(1, 0x33, RemoteKey { addr, key }, 100);
-    assert_eq!(
-        near.completion(),
-        Completion {
-            id: 1,
-            how: refused
-        }
-    );
+    near.completes(1, refused);
     assert!(far.memory() == [0; LEN]);
     // By an event, or by a failed receive: the latter with soft RoCE.
     let number = far.own.number;
@@ -166,13 +144,7 @@ fn late_and_wrong_writes_do_not_land() {
         },
         100,
     );
-    assert_eq!(
-        near.completion(),
-        Completion {
-            id: 1,
-            how: refused
-        }
-    );
+    near.completes(1, refused);
     assert!(far.memory() == [0; LEN]);
     near.release();
     far.release();

@@ -7,7 +7,9 @@ use slim_rdma::{
     ibverbs::{DeviceInfo, PortSettings, VerbsAdapter, devices},
 };
 
-use super::{DETECTION, DEVICES, Rxe, connect, only_there, rxe, shell, sizes, transfer, wait};
+use super::{
+    DETECTION, DEVICES, Rxe, connect, only_there, release, rxe, shell, sizes, transfer, wait,
+};
 
 fn is_not_found(device: &DeviceInfo) -> bool {
     let why = device.unfit.unwrap_or_default();
@@ -55,9 +57,7 @@ fn a_deleted_adapter_works_until_it_is_closed() {
     transfer(&mut adapters, &mut pairs, 100_000, 1000);
     assert_eq!((adapters[0].event(), adapters[0].is_up()), (None, true));
     assert!(delete.try_wait().unwrap().is_none(), "it waits");
-    for (pair, adapter) in pairs.into_iter().zip(&mut adapters) {
-        pair.release(adapter);
-    }
+    release(pairs, &mut adapters);
     drop(adapters);
     let status = wait("the end of its deletion", DETECTION, || {
         delete.try_wait().unwrap()

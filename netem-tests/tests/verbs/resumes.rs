@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use slim_rdma::{PairError, PairSizes, QueuePair, Verbs, ibverbs::VerbsAdapter};
 
-use super::{Rxe, bytes, connect, rxe, sizes};
+use super::{Rxe, bytes, connect, release, rxe, sizes};
 
 const BREAKS: usize = 50;
 
@@ -110,16 +110,9 @@ impl Flow {
         for s in [0, 1] {
             self.begins[s] += received[1 - s];
         }
-        self.release(pairs);
+        release(pairs, &mut self.adapters);
         self.pairs = Some(connect(&mut self.adapters, self.sizes));
         again
-    }
-
-    fn release(&mut self, pairs: [QueuePair; 2]) {
-        for (pair, adapter) in pairs.into_iter().zip(&mut self.adapters) {
-            pair.release(adapter);
-            assert!(adapter.is_empty());
-        }
     }
 }
 
@@ -201,6 +194,6 @@ fn nothing_is_lost_or_repeated_over_fifty_breaks() {
         begin.elapsed()
     );
     let pairs = flow.pairs.take().expect("connected");
-    flow.release(pairs);
+    release(pairs, &mut flow.adapters);
     assert!(again > 0 && ends[0] > 100_000 && ends[1] > 100_000);
 }

@@ -7,7 +7,7 @@ use slim_rdma::{
     RingShape, Verbs, WriteWork, ibverbs::VerbsAdapter,
 };
 
-use super::{connect, rxe};
+use super::{connect, release, rxe};
 
 /// Runs of each kind, one kind after the other; the median counts.
 const RUNS: usize = 9;
@@ -122,11 +122,11 @@ fn bare_latency(adapters: &mut [VerbsAdapter; 2]) -> Duration {
         }
     }
     let half = begin.elapsed() / ROUND_TRIPS / 2;
-    release(pairs, adapters);
+    release_bare(pairs, adapters);
     half
 }
 
-fn release(pairs: [Bare; 2], adapters: &mut [VerbsAdapter; 2]) {
+fn release_bare(pairs: [Bare; 2], adapters: &mut [VerbsAdapter; 2]) {
     for (pair, adapter) in pairs.into_iter().zip(adapters) {
         pair.release(adapter);
     }
@@ -144,9 +144,7 @@ fn latency(adapters: &mut [VerbsAdapter; 2]) -> Duration {
         }
     }
     let half = begin.elapsed() / ROUND_TRIPS / 2;
-    for (pair, adapter) in pairs.into_iter().zip(adapters) {
-        pair.release(adapter);
-    }
+    release(pairs, adapters);
     half
 }
 
@@ -191,7 +189,7 @@ fn bare_stream(adapters: &mut [VerbsAdapter; 2], len: usize, copies: bool) -> Du
         }
     }
     let took = begin.elapsed();
-    release(pairs, adapters);
+    release_bare(pairs, adapters);
     took
 }
 
@@ -220,9 +218,7 @@ fn stream(adapters: &mut [VerbsAdapter; 2], len: usize) -> Duration {
         }
     }
     let took = begin.elapsed();
-    for (pair, adapter) in pairs.into_iter().zip(adapters) {
-        pair.release(adapter);
-    }
+    release(pairs, adapters);
     took
 }
 

@@ -1,5 +1,6 @@
 //! The trait [`Verbs`] on libibverbs.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +23,8 @@ use crate::verbs::{
 ///
 /// Memory of regions is not there in a child of a fork; a child must not use its parent's queue pairs.
 pub struct VerbsAdapter {
-    pairs: Vec<PairObjects>,
-    regions: Vec<(RegionId, RegisteredMemory)>,
+    pairs: BTreeMap<QpNumber, PairObjects>,
+    regions: BTreeMap<RegionId, RegisteredMemory>,
     port: Arc<OpenPort>,
 }
 
@@ -34,8 +35,8 @@ unsafe impl Send for VerbsAdapter {}
 impl Clone for VerbsAdapter {
     fn clone(&self) -> Self {
         VerbsAdapter {
-            pairs: Vec::new(),
-            regions: Vec::new(),
+            pairs: BTreeMap::new(),
+            regions: BTreeMap::new(),
             port: self.port.clone(),
         }
     }
@@ -59,8 +60,8 @@ impl VerbsAdapter {
     /// The library is missing, or no port fits; the text of the error says what there is.
     pub fn open(settings: &PortSettings) -> Result<Self, AdapterError> {
         Ok(VerbsAdapter {
-            pairs: Vec::new(),
-            regions: Vec::new(),
+            pairs: BTreeMap::new(),
+            regions: BTreeMap::new(),
             port: Arc::new(OpenPort::open(settings)?),
         })
     }
@@ -101,18 +102,18 @@ impl VerbsAdapter {
     }
 
     fn pair(&mut self, number: QpNumber) -> Result<&mut PairObjects, VerbsError> {
-        let found = self.pairs.iter_mut().find(|pair| pair.number == number);
+        let found = self.pairs.get_mut(&number);
         found.ok_or(VerbsError::new("queue pair of this handle", libc::EINVAL))
     }
 
     fn region(&self, id: RegionId) -> &RegisteredMemory {
-        let found = self.regions.iter().find(|(own, _)| *own == id);
-        &found.expect("a region that is not released").1
+        let found = self.regions.get(&id);
+        found.expect("a region that is not released")
     }
 
     fn region_mut(&mut self, id: RegionId) -> &mut RegisteredMemory {
-        let found = self.regions.iter_mut().find(|(own, _)| *own == id);
-        &mut found.expect("a region that is not released").1
+        let found = self.regions.get_mut(&id);
+        found.expect("a region that is not released")
     }
 }
 
@@ -121,7 +122,7 @@ impl Verbs for VerbsAdapter {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let memory = RegisteredMemory::new(&self.port, len, access)?;
         let id = RegionId(COUNT.fetch_add(1, Ordering::Relaxed));
-        self.regions.push((id, memory));
+        self.regions.insert(id, memory);
         Ok(id)
     }
 
@@ -134,7 +135,7 @@ impl Verbs for VerbsAdapter {
     }
 
     fn release(&mut self, region: RegionId) {
-        self.regions.retain(|(id, _)| *id != region);
+        self.regions.remove(&region);
     }
 
     fn read(&self, region: RegionId, at: usize, into: &mut [u8]) {
@@ -148,7 +149,7 @@ impl Verbs for VerbsAdapter {
     fn create(&mut self, sizes: &PairSizes) -> Result<CreatedPair, VerbsError> {
         let (pair, inline) = PairObjects::new(&self.port, sizes)?;
         let address = pair.address(sizes);
-        self.pairs.push(pair);
+        self.pairs.insert(address.number, pair);
         Ok(CreatedPair { address, inline })
     }
 
@@ -163,7 +164,7 @@ impl Verbs for VerbsAdapter {
     }
 
     fn destroy(&mut self, pair: QpNumber) {
-        self.pairs.retain(|own| own.number != pair);
+        self.pairs.remove(&pair);
     }
 
     fn post_receive(&mut self, pair: QpNumber, id: u64) -> Result<(), VerbsError> {
