@@ -2,7 +2,11 @@
 
 #[path = "verbs/breaks.rs"]
 mod breaks;
+#[path = "verbs/children.rs"]
+mod children;
 mod common;
+#[path = "verbs/descriptors.rs"]
+mod descriptors;
 #[path = "verbs/fences.rs"]
 mod fences;
 #[path = "verbs/hosts.rs"]

@@ -21,7 +21,8 @@ use crate::verbs::{
 /// with handles of their own share no lock. What the port reports, [`reported`](Verbs::reported) and [`event`](Verbs::event), any handle takes,
 /// and once for all of them. Dropping a handle destroys what it has made.
 ///
-/// Memory of regions is not there in a child of a fork; a child must not use its parent's queue pairs.
+/// A child of a fork has none of it: calls fail there or find nothing, memory of regions reads as zeros, and dropping a handle leaves the
+/// parent's objects alone.
 pub struct VerbsAdapter {
     pairs: BTreeMap<QpNumber, PairObjects>,
     regions: BTreeMap<RegionId, RegisteredMemory>,
@@ -102,6 +103,7 @@ impl VerbsAdapter {
     }
 
     fn pair(&mut self, number: QpNumber) -> Result<&mut PairObjects, VerbsError> {
+        self.port.check()?;
         let found = self.pairs.get_mut(&number);
         found.ok_or(VerbsError::new("queue pair of this handle", libc::EINVAL))
     }

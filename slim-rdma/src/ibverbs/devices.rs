@@ -249,7 +249,8 @@ impl OpenDevice {
         })
     }
 
-    fn partition(&self, port: u8, index: u16) -> Option<u16> {
+    /// A key of the port's table. `None`: it cannot be read; the library reads a file for it.
+    pub(super) fn partition(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0;
         let query = self.library.ibv_query_pkey;
         // SAFETY: the device is open, and the pointer is that of a live integer.

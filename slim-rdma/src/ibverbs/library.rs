@@ -98,11 +98,14 @@ impl Library {
         Ok(found)
     }
 
-    /// The library of this process, loaded at the first call.
+    /// The library of this process, loaded at the first call. A failure is not final: perhaps the process had no descriptors left.
     pub(super) fn get() -> Result<&'static Self, AdapterError> {
-        static LIBRARY: OnceLock<Result<Library, AdapterError>> = OnceLock::new();
-        let library = LIBRARY.get_or_init(|| Library::load(FILE));
-        library.as_ref().map_err(Clone::clone)
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        match LIBRARY.get() {
+            Some(library) => Ok(library),
+            // Two threads may load it at once; for the loader it is one.
+            None => Self::load(FILE).map(|library| LIBRARY.get_or_init(|| library)),
+        }
     }
 }
 

@@ -29,6 +29,7 @@ impl RegisteredMemory {
         len: usize,
         access: Access,
     ) -> Result<Self, VerbsError> {
+        port.check()?;
         // SAFETY: a new mapping, which nothing else uses.
         let base = unsafe {
             libc::mmap(
@@ -87,7 +88,7 @@ impl RegisteredMemory {
     }
 
     pub(super) fn invalidate(&mut self) {
-        if !self.mr.is_null() {
+        if !self.mr.is_null() && self.port.is_own() {
             // SAFETY: it is registered, and is deregistered once.
             let status = unsafe { (self.port.device.library.ibv_dereg_mr)(self.mr) };
             self.stuck = status != 0;
@@ -105,6 +106,9 @@ impl RegisteredMemory {
 
     pub(super) fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.bytes(at, into.len());
+        if !self.port.is_own() {
+            return into.fill(0);
+        }
         // SAFETY: the bytes are inside the mapping, and `into` is not. A peer that does not keep to the protocol may write to them
         // meanwhile; then some bytes or other are copied, which are looked at afterwards only.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -112,6 +116,9 @@ impl RegisteredMemory {
 
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = self.bytes(at, bytes.len());
+        if !self.port.is_own() {
+            return;
+        }
         // SAFETY: the bytes are inside the mapping, and `bytes` is not. The adapter only reads this memory, if at all.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
@@ -120,7 +127,7 @@ impl RegisteredMemory {
 impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         self.invalidate();
-        if !self.stuck {
+        if !self.stuck && self.port.is_own() {
             // SAFETY: the mapping is ours, and no adapter has it any more.
             unsafe { libc::munmap(self.base.cast::<c_void>(), self.len.max(1)) };
         }

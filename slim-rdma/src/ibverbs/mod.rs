@@ -11,6 +11,7 @@
 //! | `library` | the functions, loaded at run time |
 //! | `devices` | [`DeviceInfo`], [`PortInfo`]: what there is, and the choice of a GID |
 //! | `port` | [`PortSettings`], and an open port: events, completions that are reported |
+//! | `owner` | whether a process is a child of the one that has opened a port |
 //! | `memory` | registered memory |
 //! | `objects` | a queue pair with its completion queue |
 //! | `adapter` | [`VerbsAdapter`]: the trait [`Verbs`](crate::Verbs) |
@@ -22,6 +23,7 @@ mod error;
 mod library;
 mod memory;
 mod objects;
+mod owner;
 mod port;
 
 pub use adapter::VerbsAdapter;

@@ -42,6 +42,9 @@ pub(super) struct PairObjects {
 
 impl Drop for PairObjects {
     fn drop(&mut self) {
+        if !self.port.is_own() {
+            return;
+        }
         let library = self.port.device.library;
         // SAFETY: both were made by the library, and are destroyed once; the queue pair, which uses the other one, comes first.
         unsafe {
@@ -69,6 +72,7 @@ impl PairObjects {
         port: &Arc<OpenPort>,
         sizes: &PairSizes,
     ) -> Result<(Self, usize), VerbsError> {
+        port.check()?;
         let too_many = |_| VerbsError::new("size of a queue", libc::EINVAL);
         let slots = u32::try_from(sizes.shape.slots()).map_err(too_many)?;
         let entries = u64::from(slots) + u64::from(sizes.depth);

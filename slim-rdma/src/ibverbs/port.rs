@@ -1,6 +1,7 @@
 //! An open port: what all queue pairs of it share.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use super::devices::{DeviceList, NOT_FOUND, OpenDevice, PortInfo};
 use super::error::AdapterError;
 use super::failed;
 use super::library::Library;
+use super::owner::PortOwner;
 use crate::address::{PathMtu, QpNumber};
 use crate::verbs::{AdapterEvent, VerbsError};
 
@@ -135,12 +137,13 @@ impl PortAddress {
         })
     }
 
-    /// Whether the port still has this address.
-    fn is_of(&self, port: &PortInfo) -> bool {
+    /// Whether the port still has this address. A partition key that cannot be read, because the process has no descriptors left,
+    /// does not count as another one.
+    fn is_of(&self, port: &PortInfo, device: &OpenDevice) -> bool {
         let index = u32::from(self.gid_index);
-        let partition = (self.partition_index, self.partition);
+        let partition = device.partition(self.number, self.partition_index);
         port.lid == self.lid
-            && port.partitions.contains(&partition)
+            && partition.is_none_or(|key| key == self.partition)
             && port
                 .gids
                 .iter()
@@ -156,7 +159,9 @@ pub(super) struct OpenPort {
     pub(super) pd: *mut ibv_pd,
     pub(super) channel: *mut ibv_comp_channel,
     removed: AtomicBool,
-    pub(super) device: OpenDevice,
+    owner: PortOwner,
+    /// Closed at the end, by its owner only.
+    pub(super) device: ManuallyDrop<OpenDevice>,
 }
 
 // SAFETY: libibverbs may be called from any thread, for any object; the pointers are changed by nobody.
@@ -166,10 +171,15 @@ unsafe impl Sync for OpenPort {}
 
 impl Drop for OpenPort {
     fn drop(&mut self) {
-        // SAFETY: all queue pairs, completion queues and regions hold the port, so there are none any more. The device is closed afterwards.
+        if !self.is_own() {
+            return;
+        }
+        // SAFETY: all queue pairs, completion queues and regions hold the port, so there are none any more. The device is closed afterwards,
+        // once, and not used any more.
         unsafe {
             (self.device.library.ibv_destroy_comp_channel)(self.channel);
             (self.device.library.ibv_dealloc_pd)(self.pd);
+            ManuallyDrop::drop(&mut self.device);
         }
     }
 }
@@ -231,6 +241,7 @@ impl OpenPort {
     ) -> Result<Self, AdapterError> {
         let library = device.library;
         let call = |e| AdapterError::Call(name.clone(), e);
+        let owner = PortOwner::new().map_err(call)?;
         // SAFETY: the device is open.
         let pd = unsafe { (library.ibv_alloc_pd)(device.context) };
         if pd.is_null() {
@@ -251,12 +262,29 @@ impl OpenPort {
             pd,
             channel,
             removed: AtomicBool::new(false),
-            device,
+            owner,
+            device: ManuallyDrop::new(device),
         };
         for fd in [port.completions(), port.events()] {
             set_nonblocking(fd).map_err(call)?;
         }
         Ok(port)
+    }
+
+    /// Whether this process has opened it. A child of a fork has not: the kernel's objects are the parent's, and what the child destroyed
+    /// or took would be missing there. Nor is the memory of a region in a child; something else may be at its address.
+    #[inline]
+    pub(super) fn is_own(&self) -> bool {
+        self.owner.is_here()
+    }
+
+    /// An error for a child of a fork.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), VerbsError> {
+        match self.is_own() {
+            true => Ok(()),
+            false => Err(VerbsError::new("port of the parent process", libc::EPERM)),
+        }
     }
 
     /// Is readable when a completion is reported.
@@ -273,6 +301,7 @@ impl OpenPort {
 
     /// A queue pair that has a completion.
     pub(super) fn reported(&self) -> Option<QpNumber> {
+        self.check().ok()?;
         let (mut cq, mut context) = (ptr::null_mut::<ibv_cq>(), ptr::null_mut());
         let library = self.device.library;
         // SAFETY: the channel lives. A completion queue is not destroyed between the two calls: its destruction waits for the second one.
@@ -288,6 +317,7 @@ impl OpenPort {
 
     /// The next event that is of interest.
     pub(super) fn event(&self) -> Option<AdapterEvent> {
+        self.check().ok()?;
         let library = self.device.library;
         loop {
             let mut event = ibv_async_event {
@@ -352,7 +382,7 @@ impl OpenPort {
     /// Whether the port has a link, and the address that was chosen.
     pub(super) fn is_up(&self) -> bool {
         let port = self.device.port(self.address.number);
-        port.is_ok_and(|port| port.active && self.address.is_of(&port))
+        port.is_ok_and(|port| port.active && self.address.is_of(&port, &self.device))
     }
 }
 
