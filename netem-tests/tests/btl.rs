@@ -112,6 +112,8 @@ fn ompi_info_documents_the_parameters() {
     for name in [
         "if_include",
         "if_exclude",
+        "transports",
+        "verbs_ports",
         "verbose",
         "eager_limit",
         "rndv_eager_limit",

@@ -1,22 +1,58 @@
 //! The data half of a queue pair (`slim-rdma`) on libibverbs, with two adapters of soft RoCE. Runs in a guest.
 
+#[path = "verbs/agreements.rs"]
+mod agreements;
 #[path = "verbs/breaks.rs"]
 mod breaks;
+#[path = "verbs/chaos.rs"]
+mod chaos;
+#[path = "../../slim/tests/common/streams.rs"]
+mod checked;
 #[path = "verbs/children.rs"]
 mod children;
 mod common;
 #[path = "verbs/descriptors.rs"]
 mod descriptors;
+#[path = "verbs/faults.rs"]
+mod faults;
 #[path = "verbs/fences.rs"]
 mod fences;
+#[path = "verbs/fragile.rs"]
+mod fragile;
 #[path = "verbs/hosts.rs"]
 mod hosts;
+#[path = "verbs/neighbours.rs"]
+mod neighbours;
+#[path = "verbs/openmpi.rs"]
+mod openmpi;
+#[path = "verbs/openmpi_soak.rs"]
+mod openmpi_soak;
+#[path = "verbs/openmpi_speed.rs"]
+mod openmpi_speed;
+#[path = "verbs/rails.rs"]
+mod rails;
 #[path = "verbs/resumes.rs"]
 mod resumes;
+#[path = "verbs/rivals.rs"]
+mod rivals;
+#[path = "verbs/rough.rs"]
+mod rough;
+#[path = "verbs/rough_mpi.rs"]
+mod rough_mpi;
+#[path = "verbs/session_speed.rs"]
+mod session_speed;
+#[path = "verbs/sessions.rs"]
+mod sessions;
 #[path = "verbs/speed.rs"]
 mod speed;
 #[path = "../../slim-rdma/tests/common/mod.rs"]
 mod streams;
+#[path = "verbs/traffic.rs"]
+mod traffic;
+#[path = "verbs/two_sessions.rs"]
+mod two_sessions;
+#[path = "../../slim-verbs/tests/sessions/usage.rs"]
+mod usage;
 
 use std::{
     os::fd::BorrowedFd,

@@ -113,7 +113,18 @@ impl Agent {
     /// # Errors
     /// As [`start`](Self::start). Needs /proc.
     pub fn start_driven(config: Config) -> io::Result<Agent> {
-        Self::begin(config, Vec::new(), Default::default(), |parts, receiver| {
+        Self::start_driven_with(config, Vec::new())
+    }
+
+    /// As [`start_driven`](Self::start_driven), with further kinds of transport, as [`start_with`](Self::start_with).
+    ///
+    /// # Errors
+    /// As [`start_driven`](Self::start_driven), and errors of the providers.
+    pub fn start_driven_with(
+        config: Config,
+        providers: Vec<Box<dyn Provider + Send>>,
+    ) -> io::Result<Agent> {
+        Self::begin(config, providers, Default::default(), |parts, receiver| {
             Driven::start(parts, receiver).map(Runs::Driven)
         })
     }

@@ -172,7 +172,7 @@ impl Driven {
     }
 
     /// Wakes threads that wait until the agent has done something.
-    fn wake_sleepers(&self) {
+    pub(crate) fn wake_sleepers(&self) {
         let sleepers = locked(&self.sleepers);
         sleepers.iter().for_each(|fd| slim_sys::signal_eventfd(*fd));
     }

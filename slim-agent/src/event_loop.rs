@@ -204,12 +204,13 @@ fn assemble(
     let commands = readiness::watch(commands, Interest::READABLE).map_err(&register)?;
     let alarm = readiness::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
     let listeners = parts.providers.listeners().map_err(during("listen"))?;
+    let locators: Vec<_> = listeners.iter().map(|l| l.locator()).collect();
     let others = Transports {
-        locators: listeners.iter().filter_map(|l| l.locator()).collect(),
+        locators: locators.iter().flatten().copied().collect(),
         kinds: parts.providers.kinds(),
         ..Transports::default()
     };
-    let driver = Driver::new(
+    let mut driver = Driver::new(
         parts.config,
         others,
         (parts.ports, parts.before),
@@ -217,14 +218,22 @@ fn assemble(
         survivor,
         &parts.seed,
     );
+    driver.locators = locators;
     let spawn = spawn::spawn;
     let shared = Rc::new(Shared::new(driver, commands, alarm, spawn, parts.providers));
     let mut places = parts.places.into_iter();
     shared
         .with(|d, _| places.try_for_each(|place| d.control.serve(place, &mut d.tasks)))
         .map_err(&register)?;
-    for listener in listeners {
-        spawn(&shared, Task::Accept(listener));
+    for (nth, listener) in listeners.into_iter().enumerate() {
+        let announced = Some(nth);
+        spawn(
+            &shared,
+            Task::Accept {
+                listener,
+                announced,
+            },
+        );
     }
     address_watch::watch(&shared);
     task::spawn(handle_commands(shared.clone(), retired.clone()));

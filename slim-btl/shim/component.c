@@ -9,7 +9,7 @@
 
 struct slim_btl_module *slim_btl;
 
-static char *if_include, *if_exclude;
+static char *if_include, *if_exclude, *transports, *verbs_ports;
 static int verbose;
 
 void slim_btl_log(int level, const char *text, size_t len)
@@ -63,6 +63,16 @@ static int slim_register(void)
               "Interfaces and networks not to use, separated by commas; does not count if if_include is set. Where it "
               "leaves none, loopback is used",
               MCA_BASE_VAR_TYPE_STRING, &if_exclude);
+    transports = "tcp";
+    parameter("transports",
+              "Kinds of transport for messages, the preferred one first: \"tcp\", or \"verbs,tcp\" (InfiniBand and "
+              "RoCE where it works)",
+              MCA_BASE_VAR_TYPE_STRING, &transports);
+    verbs_ports = "";
+    parameter("verbs_ports",
+              "Ports of adapters to use for verbs, separated by commas (for example \"mlx5_0,mlx5_1:2\"); empty: all that have a "
+              "link",
+              MCA_BASE_VAR_TYPE_STRING, &verbs_ports);
     verbose = 0;
     parameter("verbose", "Messages of the component: 0 errors, 1 where it listens and what is odd, 2 each connection",
               MCA_BASE_VAR_TYPE_INT, &verbose);
@@ -101,7 +111,7 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     (void)progress_threads;
     (void)mpi_threads;
     *count = 0;
-    slim_btl = slim_btl_open(slim_btl_name(OPAL_PROC_MY_NAME), if_include, if_exclude, upcalls);
+    slim_btl = slim_btl_open(slim_btl_name(OPAL_PROC_MY_NAME), if_include, if_exclude, transports, verbs_ports, upcalls);
     if (NULL == slim_btl) {
         return NULL;
     }

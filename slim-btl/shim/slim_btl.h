@@ -41,6 +41,7 @@ struct slim_btl_upcalls {
 struct slim_btl_module;
 
 struct slim_btl_module *slim_btl_open(uint64_t name, const char *if_include, const char *if_exclude,
+                                      const char *transports, const char *verbs_ports,
                                       struct slim_btl_upcalls upcalls);
 size_t slim_btl_blob(struct slim_btl_module *module, void *to, size_t room);
 struct mca_btl_base_endpoint_t *slim_btl_add(struct slim_btl_module *module, uint64_t name, void *proc,

@@ -14,6 +14,7 @@ use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
 use crate::report;
+use crate::transports::BtlTransports;
 
 /// How long a connection may last without a hello: the connector may compute before it sends one.
 const HELLO_LIMIT: Duration = Duration::from_secs(60);
@@ -72,24 +73,30 @@ pub unsafe extern "C" fn slim_btl_open(
     name: u64,
     if_include: *const c_char,
     if_exclude: *const c_char,
+    transports: *const c_char,
+    verbs_ports: *const c_char,
     upcalls: Upcalls,
 ) -> *mut BtlModule {
-    let log = |level: c_int, message: &str| {
-        if level <= upcalls.verbose {
-            // SAFETY: the text lives until the function returns.
-            unsafe { (upcalls.log)(level, message.as_ptr().cast(), message.len()) };
+    let (config, problems) = settings();
+    for problem in problems {
+        upcalls.say(1, || problem);
+    }
+    // SAFETY: the caller's promise.
+    let (transports, ports) = unsafe { (text(transports), text(verbs_ports)) };
+    let transports = match BtlTransports::parse(&transports, &ports) {
+        Ok(transports) => transports,
+        Err(problem) => {
+            upcalls.say(0, || problem);
+            return ptr::null_mut();
         }
     };
-    let (config, problems) = settings();
-    for problem in &problems {
-        log(1, problem);
-    }
     let options = ModuleOptions {
         me: ProcName(name),
         // SAFETY: the caller's promise.
         if_include: unsafe { text(if_include) },
         // SAFETY: the caller's promise.
         if_exclude: unsafe { text(if_exclude) },
+        transports,
         config,
         hello_limit: HELLO_LIMIT,
     };
@@ -99,7 +106,7 @@ pub unsafe extern "C" fn slim_btl_open(
             Box::into_raw(Box::new(module))
         }
         Err(e) => {
-            log(0, &e.to_string());
+            upcalls.say(0, || e.to_string());
             ptr::null_mut()
         }
     }

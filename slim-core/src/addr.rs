@@ -1,6 +1,6 @@
 //! Addresses in canonical form, so that both ends write them alike.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// The canonical form of an address. An IPv4-mapped IPv6 address becomes the IPv4 address. The scope is kept for link-local
 /// addresses only, which are valid on one link. The flow label is dropped.
@@ -11,6 +11,14 @@ pub fn canonical(addr: SocketAddr) -> SocketAddr {
         }
         (ip, _) => SocketAddr::new(ip, addr.port()),
     }
+}
+
+/// How many bits of two addresses differ, from the first one that does; IPv4 addresses are mapped to IPv6. The last 8 bits of IPv4 addresses and the last 64 of
+/// others count for nothing: addresses of one network are equally near. So it is with the global identifiers of InfiniBand, whose first half is the subnet.
+pub fn network_distance(one: Ipv6Addr, other: Ipv6Addr) -> u32 {
+    let bits = u128::BITS - (one.to_bits() ^ other.to_bits()).leading_zeros();
+    let both_ipv4 = [one, other].iter().all(|ip| ip.to_ipv4_mapped().is_some());
+    bits.max(if both_ipv4 { 8 } else { 64 })
 }
 
 /// The same address with another port.

@@ -76,7 +76,7 @@ pub mod transport;
 pub mod wire;
 pub mod witness;
 
-pub use addr::canonical;
+pub use addr::{canonical, network_distance};
 pub use ids::{
     Cause, ConnId, Counted, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict,
 };

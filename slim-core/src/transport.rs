@@ -1,7 +1,7 @@
 //! Kinds of transport, and how a peer is reached by each: `docs/PROTOCOL.md`, section "Kinds of transport".
 //!
 //! This crate knows kinds by number and name only. The bytes of a [locator](Locator) of a kind other than TCP mean something
-//! only to the code that makes connections of that kind.
+//! only to the code that makes connections of that kind, but for an address at the beginning ([`OtherLocator`]).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -93,7 +93,8 @@ impl From<OtherLocator> for Locator {
     }
 }
 
-/// A locator of a kind other than TCP: bytes that mean something to transports of that kind.
+/// A locator of a kind other than TCP: bytes that mean something to transports of that kind. If the kind has IP addresses, the locator begins with one, of 16 bytes (IPv4
+/// addresses mapped to IPv6). Flows begin with the locator whose address is nearest to that of their peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OtherLocator {
     kind: TransportKind,

@@ -230,6 +230,8 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const PACE: &str = include_str!("../src/endpoint/pace.rs");
     const PROBE: &str = include_str!("../src/endpoint/probe.rs");
     const LOCATORS: &str = include_str!("../src/endpoint/locators.rs");
+    const FAILBACK: &str = include_str!("../src/endpoint/failback.rs");
+    const OUTLOOKS: &str = include_str!("../src/endpoint/outlooks.rs");
     const ACCUSATIONS: &str = include_str!("../src/endpoint/accusations.rs");
     const WITNESS: &str = include_str!("../src/witness.rs");
     let pairs = [
@@ -406,7 +408,36 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "RETRY: Duration = Duration::from_millis(50)",
             "OFFER is repeated after 50 ms, 100 ms, 200 ms",
         ),
-        (LOCATORS, "OFFERS: u32 = 6", "six times in all"),
+        (
+            LOCATORS,
+            "LONGEST: Duration = Duration::from_secs(60)",
+            "until it is answered, at last every 60 s",
+        ),
+        (
+            FAILBACK,
+            "BEGIN: Duration = Duration::from_millis(20)",
+            "when a flow has been live for 20 ms",
+        ),
+        (
+            FAILBACK,
+            "PATIENCE: Duration = Duration::from_secs(3)",
+            "waits for CHALLENGE, for 3 s at most",
+        ),
+        (
+            OUTLOOKS,
+            "AGAIN: Duration = Duration::from_secs(1)",
+            "the locator is tried again after 1 s",
+        ),
+        (
+            OUTLOOKS,
+            "LONGEST: Duration = Duration::from_secs(60)",
+            "after twice as long, up to 60 s",
+        ),
+        (
+            OUTLOOKS,
+            "PROVEN: Duration = Duration::from_secs(60)",
+            "After a locator has worked for 60 s",
+        ),
         (
             ACCUSATIONS,
             "AGAIN: Duration = Duration::from_millis(200)",

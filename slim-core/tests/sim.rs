@@ -3,8 +3,8 @@
 //! Each seed is one schedule: applications that write, read, half-close and close at random; a
 //! network that loses, doubles and delays datagrams and cuts paths; connections that are killed at
 //! either end, or ended by a third party, also while a resume is under way; processes that crash.
-//! Two tests give the processes a second kind of transport beside TCP (one of them through a witness), and the networks of either kind
-//! may fail for longer than all attempts take. The real `Endpoint`, `Replay` and `Stash` run in it.
+//! Some tests give the processes a second kind of transport beside TCP (one of them through a witness), and the networks of either kind
+//! may fail for longer than all attempts take. In one, flows live for minutes, and the kind that they prefer comes and goes. The real `Endpoint`, `Replay` and `Stash` run in it.
 //!
 //! What must hold, in every schedule:
 //!
@@ -23,6 +23,8 @@ mod app;
 mod dice;
 #[path = "sim/event.rs"]
 mod event;
+#[path = "sim/failback.rs"]
+mod failback;
 #[path = "sim/front.rs"]
 mod front;
 #[path = "sim/harm.rs"]
@@ -60,11 +62,18 @@ fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<()
 }
 
 fn run_world(world: impl FnOnce() -> World) -> (Stats, Result<(), String>) {
+    run_world_by(world, World::run)
+}
+
+fn run_world_by(
+    world: impl FnOnce() -> World,
+    run: impl FnOnce(&mut World) -> Result<(), String>,
+) -> (Stats, Result<(), String>) {
     let mut stats = Stats::default();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut world = world();
         world.trace = world.mutation.is_none() && number("SLIM_SIM_SEED").is_some();
-        let outcome = world.run();
+        let outcome = run(&mut world);
         stats = world.stats;
         outcome
     }));
@@ -79,8 +88,16 @@ fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
 
 /// `share`: the worlds take so many times longer than usual, so that fewer are run.
 fn run_worlds(share: u64, world: impl Fn(u64) -> World) -> Option<(u64, Stats)> {
+    run_worlds_by(share, world, World::run)
+}
+
+fn run_worlds_by(
+    share: u64,
+    world: impl Fn(u64) -> World,
+    run: impl Fn(&mut World) -> Result<(), String>,
+) -> Option<(u64, Stats)> {
     if let Some(seed) = number("SLIM_SIM_SEED") {
-        let (stats, outcome) = run_world(|| world(seed));
+        let (stats, outcome) = run_world_by(|| world(seed), &run);
         println!("seed {seed}: {outcome:?}, {stats:?}");
         outcome.unwrap();
         return None;
@@ -94,7 +111,7 @@ fn run_worlds(share: u64, world: impl Fn(u64) -> World) -> Option<(u64, Stats)> 
     let first = number("SLIM_SIM_FIRST").unwrap_or(0);
     let mut total = Stats::default();
     for seed in first..first + seeds {
-        let (stats, outcome) = run_world(|| world(seed));
+        let (stats, outcome) = run_world_by(|| world(seed), &run);
         total.add(&stats);
         if let Err(problem) = outcome {
             panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
@@ -124,6 +141,8 @@ fn run_two_kinds(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
         to_memory > seeds / 8 && to_tcp > seeds / 16 && total.resumes > seeds / 2,
         "{total:?}"
     );
+    // Most of these flows end too soon.
+    assert!(total.moves > seeds / 200, "{total:?}");
     Some((seeds, total))
 }
 
@@ -141,6 +160,21 @@ fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
 #[test]
 fn flows_go_to_queue_pairs_and_back() {
     run_two_kinds(|seed| Kinds::queue_pairs(mix(seed ^ 0x6b69)));
+}
+
+/// The second kind fails again and again, in the middle of moves, too. In the end each flow is on the kind that it prefers.
+#[test]
+fn flows_come_back_to_the_kind_that_they_prefer() {
+    let world = |seed| World::failback(seed, None);
+    let Some((seeds, total)) = run_worlds_by(10, world, World::run_failback) else {
+        return;
+    };
+    let [to_memory, to_tcp] = [total.to_memory, total.to_tcp];
+    assert!(
+        total.moves > 2 * seeds && to_memory > 4 * seeds && to_tcp > 2 * seeds,
+        "{total:?}"
+    );
+    assert_eq!(total.escalations, 0, "{total:?}");
 }
 
 #[test]
@@ -266,6 +300,18 @@ fn trimming_what_only_the_witness_has_is_noticed() {
 #[test]
 fn trimming_what_only_adapters_have_is_noticed() {
     is_found_with(Mutation::TrimArrived, || Kinds::queue_pairs(1));
+}
+
+#[test]
+fn closing_a_transport_that_is_well_without_reading_it_is_noticed() {
+    let mutation = Mutation::CloseWell;
+    let found = (0..10_000).find_map(|seed| {
+        let world = || World::failback(seed, Some(mutation));
+        let problem = run_world_by(world, World::run_failback).1.err()?;
+        is_loss(&problem).then_some((seed, problem))
+    });
+    let (seed, problem) = found.unwrap_or_else(|| panic!("{mutation:?} was not noticed"));
+    println!("{mutation:?}: seed {seed}: {problem}");
 }
 
 #[test]

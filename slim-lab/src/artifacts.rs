@@ -45,13 +45,11 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// The directory with the byte-transfer component for the Open MPI of this compiler, built now by `slim-btl/build` in the profile
 /// of the running program. `series` is the directory's name. The reason if it cannot be built here.
 pub fn component(mpicc: &Path, series: &str) -> Result<PathBuf> {
-    let dirs = build_dirs();
-    let own = dirs.first().map(PathBuf::as_path);
-    let own = own.unwrap_or(Path::new("target/debug"));
+    let own = own_build_dir();
     let name = own.file_name().unwrap_or_default().to_string_lossy();
     let profile = if name == "debug" { "dev" } else { &*name };
     let script = root().join("slim-btl/build");
-    let dir = own.join(series);
+    let dir = component_dir(series);
     let mut command = Command::new(&script);
     command.arg(profile).arg(&dir).env("MPICC", mpicc);
     command.envs(own.parent().map(|target| ("CARGO_TARGET_DIR", target)));
@@ -66,6 +64,17 @@ pub fn component(mpicc: &Path, series: &str) -> Result<PathBuf> {
         }),
         _ => Err(Error::command(line, &output)),
     }
+}
+
+/// The directory of that name.
+pub fn component_dir(series: &str) -> PathBuf {
+    own_build_dir().join(series)
+}
+
+/// The output directory of the running program's build.
+fn own_build_dir() -> PathBuf {
+    let first = build_dirs().into_iter().next();
+    first.unwrap_or_else(|| "target/debug".into())
 }
 
 /// A source file in the repository's `programs/`, for example `slim_pp.c`.

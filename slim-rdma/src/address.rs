@@ -68,14 +68,14 @@ impl PathMtu {
 }
 
 /// The next `N` bytes.
-fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+pub(crate) fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
     let (first, rest) = from.split_first_chunk()?;
     *from = rest;
     Some(*first)
 }
 
 /// A number of 24 bits.
-fn take_24(from: &mut &[u8]) -> Option<u32> {
+pub(crate) fn take_24(from: &mut &[u8]) -> Option<u32> {
     let [a, b, c] = take(from)?;
     Some(u32::from_be_bytes([0, a, b, c]))
 }

@@ -1,6 +1,7 @@
 //! A reliable connected queue pair of verbs as the transport of a SLIM flow.
 //!
-//! This crate is the data half: it decides which work to post, and what each completion means. An adapter is whatever implements
+//! This crate is the data half: it decides which work to post, and what each completion means; and it is how two processes agree on a queue pair
+//! ([`agreement`]). An adapter is whatever implements
 //! [`Verbs`]: those of libibverbs ([`ibverbs`]), and some in memory for tests ([`in_memory`]). No front end uses this crate yet.
 //! `docs/VERBS.md` has the design and the reasons.
 //!
@@ -46,23 +47,31 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
+//! | [`agreement`] | how two processes agree on a queue pair by datagrams |
 //! | `half_pair` | [`HalfPair`]: a queue pair before it is connected |
 //! | `queue_pair` | [`QueuePair`]: data calls, completions, suspension |
 //! | [`ibverbs`] | adapters of libibverbs, loaded at run time |
 //! | [`in_memory`] | a network of adapters in memory, for tests |
+//! | `pieces` | [`Pieces`]: the bytes of one send, in several places |
 //! | `regions` | the registered memory of one queue pair |
 //! | `send_queue` | writes that are posted and not completed |
 //! | `window` | [`SendWindow`], [`ReceiveWindow`]: room, slots, and what is owed to the peer |
 //! | `immediate` | [`Immediate`]: 32 bits |
 //! | `verbs` | [`Verbs`]: what an adapter has to do |
+//! | `datagrams` | [`Datagrams`]: what a port's queue for datagrams has to do |
+//! | `locator` | [`PortLocator`]: how that queue is reached |
 //! | `address` | [`PairAddress`]: what each side tells the other |
 //! | `sizes` | [`RingShape`], [`PairSizes`]: sizes of one side |
 
 mod address;
+pub mod agreement;
+mod datagrams;
 mod half_pair;
 pub mod ibverbs;
 mod immediate;
 pub mod in_memory;
+mod locator;
+mod pieces;
 mod queue_pair;
 mod regions;
 mod send_queue;
@@ -71,8 +80,11 @@ mod verbs;
 mod window;
 
 pub use address::{ADDRESS_LEN, PairAddress, PathMtu, QpNumber, RemoteKey};
+pub use datagrams::{DatagramSource, Datagrams, MAX_DATAGRAM, ReceivedDatagram};
 pub use half_pair::HalfPair;
 pub use immediate::Immediate;
+pub use locator::{LOCATOR_LEN, PortLocator};
+pub use pieces::Pieces;
 pub use queue_pair::{Break, PairError, QueuePair};
 pub use sizes::{MAX_RING, MAX_SLOTS, PairSizes, RingShape};
 pub use verbs::{

@@ -7,13 +7,19 @@
 //! A queue pair is driven by its caller: nothing happens between two calls. [`QueuePair::progress`] takes completions and sends credits
 //! that are due; it is called when the adapter has reported a completion, and by the data calls themselves.
 
+use std::io::IoSlice;
+
 use crate::address::{PairAddress, QpNumber, RemoteKey};
 use crate::immediate::Immediate;
+use crate::pieces::Pieces;
 use crate::regions::PairRegions;
 use crate::send_queue::SendQueue;
 use crate::sizes::{PairSizes, RingShape};
 use crate::verbs::{AdapterEvent, Completed, Payload, Verbs, VerbsError, WorkError, WriteWork};
 use crate::window::{ReceiveWindow, SendWindow, Violation};
+
+/// Most bytes in several places that go by value.
+const GATHERED: usize = 256;
 
 /// Why a queue pair carries no more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,17 +135,35 @@ impl QueuePair {
         self.broken.is_none() && self.incoming.owes_count()
     }
 
+    /// Whether [`tell_count`](Self::tell_count) has something to tell, and a slot for the message.
+    pub fn can_tell_count(&self) -> bool {
+        self.owes_count() && self.can_post(false)
+    }
+
     /// Sends as many bytes as there is room for. They are copied, or in the peer's ring.
     ///
     /// # Errors
     /// None were sent.
     pub fn send<V: Verbs>(&mut self, verbs: &mut V, data: &[u8]) -> Result<usize, PairError> {
+        self.send_pieces(verbs, &mut Pieces::new(&[IoSlice::new(data)]))
+    }
+
+    /// [`send`](Self::send) for bytes in several places, which share messages. What is sent is taken out of `data`.
+    ///
+    /// # Errors
+    /// None were sent.
+    pub fn send_pieces<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        data: &mut Pieces<'_>,
+    ) -> Result<usize, PairError> {
         if self.ends {
             return Err(PairError::Ended);
         }
-        let mut taken = 0;
+        let all = data.left();
         let mut looked = false;
-        while taken < data.len() {
+        while data.left() > 0 {
+            let taken = all - data.left();
             if let Some(why) = self.broken {
                 return if taken > 0 {
                     Ok(taken)
@@ -147,10 +171,9 @@ impl QueuePair {
                     Err(PairError::Broken(why))
                 };
             }
-            let len = self.next_len(data.len() - taken);
+            let len = self.next_len(data.left());
             if len > 0 {
-                self.post(verbs, &data[taken..taken + len], false);
-                taken += if self.broken.is_none() { len } else { 0 };
+                self.post_bytes(verbs, data, len);
             } else if !looked {
                 looked = true;
                 self.progress(verbs);
@@ -160,7 +183,7 @@ impl QueuePair {
                 break;
             }
         }
-        Ok(taken)
+        Ok(all - data.left())
     }
 
     /// Whether [`send`](Self::send) can take bytes, or fails.
@@ -222,17 +245,41 @@ impl QueuePair {
         self.broken.is_none() && !found
     }
 
+    /// Number of the peer's messages that were recorded, also those without bytes. The first one shows that the peer is connected to this
+    /// queue pair.
+    pub fn heard(&self) -> u64 {
+        self.expected
+    }
+
+    /// Bytes that this side has recorded, as far as it has told the peer.
+    pub fn told(&self) -> u64 {
+        self.incoming.told_count()
+    }
+
     /// Tells the peer how many bytes this side has recorded, unless it knows. To be called when nothing was sent for a while: the peer
     /// keeps copies until it knows. While there is no slot for the message, nothing is told, and the count [is owed](Self::owes_count) still.
     pub fn tell_count<V: Verbs>(&mut self, verbs: &mut V) {
-        if self.owes_count() && self.can_post(false) {
-            self.post(verbs, &[], false);
+        if self.can_tell_count() {
+            self.post_credit(verbs, false);
+        }
+    }
+
+    /// Sends a message without bytes, which tells the peer that this side is connected. To be called once, before anything else is sent.
+    pub fn greet<V: Verbs>(&mut self, verbs: &mut V) {
+        if self.can_post(false) {
+            self.post_credit(verbs, false);
         }
     }
 
     /// Has the adapter check the path by a write of no bytes, unless a write is on its way that reports anyway. The peer's software does not notice. If
     /// the path or the peer is gone, a completion reports it after the adapter's own attempts.
+    ///
+    /// If the peer has not recorded all bytes, a message without bytes goes before it: its completion shows the peer if that of the last message was
+    /// lost.
     pub fn ping<V: Verbs>(&mut self, verbs: &mut V) {
+        if self.outgoing.recorded() < self.outgoing.sent() && self.can_post(false) {
+            self.post_credit(verbs, false);
+        }
         if self.broken.is_some() || self.work.will_report() || !self.work.has_place() {
             return;
         }
@@ -335,14 +382,15 @@ impl QueuePair {
         }
     }
 
-    /// Posts what is due: the end of this direction, or a credit.
+    /// Posts what is due: the end of this direction, a credit, or the last count: after the peer's end it waits for nothing else.
     fn settle<V: Verbs>(&mut self, verbs: &mut V) {
         if self.ends && !self.outgoing.has_ended() && self.can_post(false) {
-            self.post(verbs, &[], true);
+            self.post_credit(verbs, true);
         }
         let slots = self.incoming.owes_slots() && self.can_post(true);
-        if slots || self.incoming.owes_room() && self.can_post(false) {
-            self.post(verbs, &[], false);
+        let last = self.incoming.has_ended() && self.incoming.owes_count();
+        if slots || (last || self.incoming.owes_room()) && self.can_post(false) {
+            self.post_credit(verbs, false);
         }
     }
 
@@ -370,21 +418,50 @@ impl QueuePair {
         bounds.into_iter().fold(left as u64, u64::min) as usize
     }
 
-    /// Posts a message of these bytes, with the counters of this side.
-    fn post<V: Verbs>(&mut self, verbs: &mut V, bytes: &[u8], end: bool) {
-        let sent = self.outgoing.sent();
-        let len = bytes.len() as u64;
-        let payload = if bytes.len() <= self.sizes.inline {
-            Payload::Inline(bytes)
+    /// Posts a message of the next `len` bytes of `data`, and takes them.
+    fn post_bytes<V: Verbs>(&mut self, verbs: &mut V, data: &mut Pieces<'_>, len: usize) {
+        let mut gathered;
+        let mut pieces = data.next(len);
+        let payload = if len <= self.sizes.inline.min(GATHERED) {
+            let first = pieces.next().unwrap_or_default();
+            match first.len() == len {
+                true => Payload::Inline(first),
+                false => {
+                    gathered = [0; GATHERED];
+                    let mut at = 0;
+                    for piece in [first].into_iter().chain(pieces) {
+                        gathered[at..at + piece.len()].copy_from_slice(piece);
+                        at += piece.len();
+                    }
+                    Payload::Inline(&gathered[..len])
+                }
+            }
         } else {
-            let at = self.work.place(sent) as usize;
-            verbs.write(self.regions.staging, at, bytes);
+            let begin = self.work.place(self.outgoing.sent()) as usize;
+            let mut at = begin;
+            for piece in pieces {
+                verbs.write(self.regions.staging, at, piece);
+                at += piece.len();
+            }
             Payload::Staged {
                 region: self.regions.staging,
-                at,
-                len: bytes.len(),
+                at: begin,
+                len,
             }
         };
+        if self.post(verbs, payload, len as u64, false) {
+            data.take(len);
+        }
+    }
+
+    /// Posts a message without bytes.
+    fn post_credit<V: Verbs>(&mut self, verbs: &mut V, end: bool) {
+        self.post(verbs, Payload::Inline(&[]), 0, end);
+    }
+
+    /// Posts a message of `len` bytes, with the counters of this side. Returns false if the adapter refuses it.
+    fn post<V: Verbs>(&mut self, verbs: &mut V, payload: Payload<'_>, len: u64, end: bool) -> bool {
+        let sent = self.outgoing.sent();
         let (id, signaled) = self.work.next(sent + len);
         let work = WriteWork {
             id,
@@ -404,6 +481,7 @@ impl QueuePair {
             }
             Err(e) => self.breaks(Break::Refused(e)),
         }
+        self.broken.is_none()
     }
 }
 

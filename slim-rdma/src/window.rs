@@ -226,6 +226,11 @@ impl ReceiveWindow {
         self.parts().1 - self.told.1 >= OWED_PARTS
     }
 
+    /// Bytes that the peer knows to be recorded.
+    pub fn told_count(&self) -> u64 {
+        self.told.0
+    }
+
     /// Whether bytes are recorded of which the peer does not know that.
     pub fn owes_count(&self) -> bool {
         self.recorded > self.told.0

@@ -3,11 +3,13 @@
 #[path = "hostile/adapters.rs"]
 mod adapters;
 
+use std::io::IoSlice;
+
 use adapters::{BadAdapter, shuffled};
 use slim_rdma::in_memory::{Fabric, MemoryAdapter};
 use slim_rdma::{
     Access, AdapterEvent, Break, Completed, HalfPair, PairAddress, PairError, PairSizes, Payload,
-    QpNumber, QueuePair, RegionId, RemoteKey, RingShape, Verbs, Violation, WriteWork,
+    Pieces, QpNumber, QueuePair, RegionId, RemoteKey, RingShape, Verbs, Violation, WriteWork,
 };
 
 fn sizes(ring: u64, slots: u64) -> PairSizes {
@@ -246,14 +248,19 @@ fn a_ring_that_the_address_space_does_not_hold_is_refused() {
 /// Each call in turn is refused, once or from then on. Nothing is left behind, and each byte is counted once.
 #[test]
 fn adapters_that_refuse_a_call_leave_nothing_behind() {
-    for often in [1, 1000] {
+    for (often, inline, message) in [(1, 8, 64), (1000, 8, 64), (1, 0, 5), (1, 300, 7)] {
+        let sizes = PairSizes {
+            inline,
+            message,
+            ..sizes(64, 4)
+        };
         let mut opened = 0;
         for first in 1..120 {
             let fabric = Fabric::new(1);
             let (mut a, mut there) = (fabric.adapter(0), fabric.adapter(1));
             let mut here = BadAdapter::refusing(&mut a, first..first + often);
-            let far = HalfPair::open(&mut there, sizes(64, 4)).unwrap();
-            let Ok(near) = HalfPair::open(&mut here, sizes(64, 4)) else {
+            let far = HalfPair::open(&mut there, sizes).unwrap();
+            let Ok(near) = HalfPair::open(&mut here, sizes) else {
                 far.abandon(&mut there);
                 assert!(fabric.is_empty(), "{first}");
                 continue;
@@ -271,9 +278,12 @@ fn adapters_that_refuse_a_call_leave_nothing_behind() {
                 let data: Vec<u8> = (sent[0]..sent[0] + 1 + round % 20)
                     .map(|n| n as u8)
                     .collect();
-                if let Ok(n) = near.send(&mut here, &data) {
-                    sent[0] += n as u64;
-                }
+                let (first_piece, rest) = data.split_at(data.len() / 3);
+                let slices = [first_piece, &[], &rest[..1], &rest[1..]].map(IoSlice::new);
+                let mut pieces = Pieces::new(&slices);
+                let taken = near.send_pieces(&mut here, &mut pieces).unwrap_or(0);
+                assert_eq!(pieces.left(), data.len() - taken);
+                sent[0] += taken as u64;
                 let data: Vec<u8> = (sent[1]..sent[1] + 1 + round % 30)
                     .map(|n| n as u8)
                     .collect();

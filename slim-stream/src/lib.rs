@@ -14,6 +14,7 @@
 //! | --- | --- |
 //! | [`stream`] | [`Stream`]: both counters, the final positions, the gate with its pass, the sending half under its lock |
 //! | [`control`] | the control operations: drain, replay, trim, probe |
+//! | [`carrier`] | [`Carrier`]: a transport that is no socket, and the control operations for it |
 //! | [`data`] | ready-made data calls, for a front end that needs no special ones |
 //! | [`handed`] | a stream as the next program of the process gets it |
 //! | [`receive_half`] | [`ReceiveHalf`]: the stash, and the state of the present transport |
@@ -31,6 +32,7 @@
 //! ```
 
 pub mod answers;
+pub mod carrier;
 pub mod control;
 pub mod data;
 pub mod handed;
@@ -40,6 +42,7 @@ pub mod start;
 pub mod stream;
 
 pub use answers::{Delivery, Drained, Probe, Undelivered};
+pub use carrier::Carrier;
 pub use control::DrainError;
 pub use handed::HandedStream;
 pub use receive_half::ReceiveHalf;

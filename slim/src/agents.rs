@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slim_agent::Agent;
+use slim_agent::transport::Provider;
 use slim_core::config::Config;
 
 use crate::forks;
@@ -28,6 +29,8 @@ pub enum AgentThread {
 struct JoinedAgent {
     config: Config,
     thread: AgentThread,
+    /// It has kinds of transport of its own, so no other session uses it.
+    alone: bool,
     agent: Agent,
     sessions: usize,
 }
@@ -68,23 +71,33 @@ fn agents() -> MutexGuard<'static, Vec<JoinedAgent>> {
     }
 }
 
-/// Returns the agent for these settings and this kind of thread; starts it if necessary. The caller must call [`leave`] later.
+/// Returns the agent for these settings and this kind of thread; starts it if necessary. With further kinds of transport it always starts one.
+/// The caller must call [`leave`] later.
 ///
 /// # Errors
 /// The agent cannot be started.
-pub(crate) fn join(config: &Config, thread: AgentThread) -> io::Result<Agent> {
+pub(crate) fn join(
+    config: &Config,
+    thread: AgentThread,
+    kinds: Vec<Box<dyn Provider + Send>>,
+) -> io::Result<Agent> {
     let mut agents = agents();
     // Before the first descriptor is made.
     slim_sys::copies::join();
+    let alone = !kinds.is_empty();
     let usable = |shared: &&mut JoinedAgent| {
-        shared.config == *config && shared.thread == thread && !shared.agent.has_left()
+        !(alone || shared.alone)
+            && shared.config == *config
+            && shared.thread == thread
+            && !shared.agent.has_left()
     };
     if let Some(shared) = agents.iter_mut().find(usable) {
         shared.sessions += 1;
         return Ok(shared.agent.clone());
     }
     let agent = forks::keep_out(|| match thread {
-        AgentThread::None => Agent::start_driven(config.clone()),
+        AgentThread::None => Agent::start_driven_with(config.clone(), kinds),
+        AgentThread::Own if alone => Agent::start_with(config.clone(), kinds),
         AgentThread::Own => match Agent::join(config) {
             Some(agent) => Ok(agent),
             None => Agent::start(config.clone()),
@@ -93,6 +106,7 @@ pub(crate) fn join(config: &Config, thread: AgentThread) -> io::Result<Agent> {
     agents.push(JoinedAgent {
         config: config.clone(),
         thread,
+        alone,
         agent: agent.clone(),
         sessions: 1,
     });

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use slim_agent::transport::Provider;
 use slim_core::config::{Config, LogLevel, Problem};
 
 use crate::agents::{self, AgentThread};
@@ -68,11 +69,24 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
-    pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
+    pub fn open(options: SessionOptions) -> Result<Self, SessionError> {
+        Self::open_with(options, Vec::new())
+    }
+
+    /// As [`open`](Self::open), with further kinds of transport, the preferred one first. TCP comes last. Flows begin on TCP, and move
+    /// to the preferred kind soon after; after a fallback they come back. The connections of a kind must become an `Arc<dyn Carrier>` of
+    /// `slim-stream` ([`slim_stream::carrier::IsCarrier`]). The session has an agent of its own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and errors of the providers.
+    pub fn open_with(
+        mut options: SessionOptions,
+        kinds: Vec<Box<dyn Provider + Send>>,
+    ) -> Result<Self, SessionError> {
         read_job_key(&mut options.config)
             .map_err(|problem| SessionError::Agent(io::Error::other(problem.to_string())))?;
         let thread = options.agent_thread;
-        let agent = agents::join(&options.config, thread).map_err(SessionError::Agent)?;
+        let agent = agents::join(&options.config, thread, kinds).map_err(SessionError::Agent)?;
         match Hub::new(agent.clone(), &options.job, &options.config) {
             Ok(hub) => Ok(Self {
                 options,

@@ -21,8 +21,11 @@ use nix::{
 };
 use slim_lab::{Lab, artifacts, faults::netem::Netem, mpi::cache_dir, skip::skip};
 
-/// Limit of a test in the guest, with booting (half a second).
+use super::soak;
+
+/// Limit of a test in the guest, with booting (half a second), and of its long version.
 const LIMIT: Duration = Duration::from_secs(150);
+const LONG: Duration = Duration::from_secs(2 * 3600);
 /// The guest's memory, in MiB.
 const MEMORY: u64 = 1024;
 /// Set in the guest.
@@ -92,7 +95,8 @@ pub fn only_there(test: &str) -> bool {
     false
 }
 
-fn is_guest() -> bool {
+/// Whether this is the guest.
+pub fn is_guest() -> bool {
     let named =
         fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"));
     named && std::env::var_os(IN_GUEST).is_some()
@@ -165,7 +169,8 @@ fn run(kernel: &Path, test: &str) -> (Option<String>, String) {
         }));
     }
     let begin = Instant::now();
-    while child.try_wait().unwrap().is_none() && begin.elapsed() < LIMIT {
+    let limit = if soak() { LONG } else { LIMIT };
+    while child.try_wait().unwrap().is_none() && begin.elapsed() < limit {
         thread::sleep(Duration::from_millis(10));
     }
     // The kernel's helper processes are in its group.

@@ -56,15 +56,19 @@ impl Rxe {
     /// Makes them. `None`, with the skip and its reason printed, if this kernel has no verbs.
     pub fn make(test: &str) -> Option<Self> {
         let rxe = Self::in_kernel(test)?;
+        rxe.wait_for_addresses();
+        Some(rxe)
+    }
+
+    /// An address takes some moments to become an identifier.
+    pub fn wait_for_addresses(&self) {
         let begin = Instant::now();
-        // The address takes some moments to become an identifier.
         while [0, 1].iter().any(|side| {
-            VerbsAdapter::open(&rxe.settings(*side)).map_or(true, |a| a.gid()[10..12] != [0xff; 2])
+            VerbsAdapter::open(&self.settings(*side)).map_or(true, |a| a.gid()[10..12] != [0xff; 2])
         }) {
             assert!(begin.elapsed() < Duration::from_secs(5), "no identifier");
             thread::sleep(Duration::from_millis(5));
         }
-        Some(rxe)
     }
 
     /// The kernel has them. Whether libibverbs can use them is not looked at.
@@ -78,12 +82,22 @@ impl Rxe {
         }
         shell(MAKE);
         shell(FORWARD);
-        for (device, interface) in DEVICES.iter().zip(["v1", "v2"]) {
-            shell(&format!(
-                "rdma link add {device} type rxe netdev {interface}"
-            ));
+        let rxe = Rxe(());
+        for side in [0, 1] {
+            rxe.link(side);
         }
-        Some(Rxe(()))
+        Some(rxe)
+    }
+
+    fn link(&self, side: usize) {
+        let (device, number) = (DEVICES[side], side + 1);
+        shell(&format!("rdma link add {device} type rxe netdev v{number}"));
+    }
+
+    /// Makes the adapter of a side again, after it was deleted.
+    pub fn add(&self, side: usize) {
+        self.link(side);
+        self.wait_for_addresses();
     }
 
     /// Settings for the adapter of a side. A peer that has posted no receive breaks the queue pair.
@@ -128,5 +142,15 @@ impl Rxe {
         for interface in ["v1", "v2"] {
             shell(&format!("tc qdisc del dev {interface} root"));
         }
+    }
+
+    /// The line is as before, and has a link, whatever has happened to it.
+    pub fn heal(&self) {
+        for interface in ["v1", "v2"] {
+            shell(&format!(
+                "tc qdisc del dev {interface} root 2> /dev/null || true; ip link set {interface} up"
+            ));
+        }
+        shell(FORWARD);
     }
 }

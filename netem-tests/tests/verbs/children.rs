@@ -8,7 +8,7 @@ use std::{
 };
 
 use nix::sys::wait::{WaitStatus, waitpid};
-use slim_rdma::{Access, HalfPair, Verbs, ibverbs::VerbsAdapter};
+use slim_rdma::{Access, Datagrams, HalfPair, Verbs, ibverbs::VerbsAdapter};
 
 use super::{connect, readable, release, rxe, sizes, transfer};
 
@@ -75,6 +75,36 @@ fn a_child_leaves_its_parents_objects_alone() {
     thread::sleep(Duration::from_millis(10));
     assert!(pairs.iter().all(|pair| pair.broken().is_none()));
     release(pairs, &mut adapters);
+}
+
+#[test]
+fn a_child_leaves_its_parents_datagrams_alone() {
+    let Some(rxe) = rxe("children::a_child_leaves_its_parents_datagrams_alone") else {
+        return;
+    };
+    let adapters = rxe.open();
+    let [mut near, far] = adapters.each_ref().map(|a| a.datagrams().unwrap());
+    let (here, there) = (near.locator(), far.locator());
+    near.send(&there, b"before").unwrap();
+    thread::sleep(Duration::from_millis(50));
+    let mut inherited = ManuallyDrop::new(far);
+    let status = in_child(|| {
+        assert_eq!(inherited.receive(), None);
+        assert!(inherited.is_broken() && inherited.arm().is_err());
+        assert!(inherited.send(&here, b"child").is_err());
+        assert!(adapters[1].datagrams().is_err());
+        // SAFETY: the parent's one is another one. The child ends before anybody uses its own one again.
+        unsafe { ManuallyDrop::drop(&mut inherited) };
+    });
+    assert!(is_well(status), "{status:?}");
+    let mut far = ManuallyDrop::into_inner(inherited);
+    assert_eq!(far.receive().map(|got| got.bytes), Some(b"before".to_vec()));
+    for _ in 0..300 {
+        near.send(&there, b"after").unwrap();
+        let got = super::wait("a datagram", Duration::from_secs(1), || far.receive());
+        assert_eq!(got.bytes, b"after");
+    }
+    assert_eq!(near.receive(), None);
 }
 
 #[test]

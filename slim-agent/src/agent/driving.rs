@@ -68,6 +68,13 @@ impl Agent {
             .is_some_and(|driven| driven.drive_until(limit, done))
     }
 
+    /// For an agent without a thread: has the threads in [`drive_until`](Self::drive_until) check their condition, which another thread has changed.
+    pub fn wake_waiting(&self) {
+        if let Some(driven) = self.driven() {
+            driven.wake_sleepers();
+        }
+    }
+
     /// Waits at most `limit` until the agent has done something.
     pub(super) fn wait(&self, waiter: Waiter, limit: Duration) -> bool {
         self.drive_until(limit, || waiter.is_over());

@@ -67,7 +67,10 @@ impl Listening {
         let watched = TcpListener::new(listener.clone())?;
         Ok(Listening {
             listener,
-            _accepting: tasks.start(Task::Accept(Box::new(watched))),
+            _accepting: tasks.start(Task::Accept {
+                listener: Box::new(watched),
+                announced: None,
+            }),
         })
     }
 }

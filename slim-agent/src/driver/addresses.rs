@@ -1,8 +1,10 @@
-//! The addresses where peers can reach this process.
+//! The addresses where peers can reach this process, and its locators of other kinds of transport.
 
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
+use slim_core::Time;
+use slim_core::transport::OtherLocator;
 use slim_core::wire::MAX_ADDRS;
 
 use super::Driver;
@@ -54,6 +56,16 @@ impl Driver {
                 self.endpoint.address_gone(now, ip);
             }
         }
+    }
+
+    /// The `nth` listener has another locator, or none: its port went down, or came up.
+    pub(crate) fn set_locator(&mut self, now: Time, nth: usize, locator: Option<OtherLocator>) {
+        if let Some(known) = self.locators.get_mut(nth) {
+            *known = locator;
+        }
+        let all: Vec<_> = self.locators.iter().flatten().copied().collect();
+        self.log.debug(|| format!("own locators are now {all:?}"));
+        self.endpoint.set_locators(now, all);
     }
 
     /// Called when no record is left that a peer may ask about. Stops serving addresses for other hosts if no flow

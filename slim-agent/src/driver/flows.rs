@@ -9,7 +9,7 @@ use slim_core::endpoint::Action;
 use slim_core::{Cause, ConnId, FlowToken, Time};
 use slim_stream::Drained;
 
-use super::{Carrier, Driver, Notice};
+use super::{Driver, FlowCarrier, Notice};
 use crate::handover::Transport;
 use crate::tasks::order::{Install, Order};
 
@@ -105,7 +105,7 @@ impl Driver {
             sent: drained.sent,
             expected: peer_sent.saturating_sub(drained.received),
         };
-        let carrier = Carrier {
+        let carrier = FlowCarrier {
             conn,
             stopped: false,
             then: None,

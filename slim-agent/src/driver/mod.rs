@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use slim_core::config::{Config, WhenLost};
 use slim_core::endpoint::{Acknowledged, Action, Earlier, Endpoint};
-use slim_core::transport::Transports;
+use slim_core::transport::{OtherLocator, Transports};
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use slim_stream::Drained;
@@ -58,7 +58,7 @@ const QUEUES: usize = 64;
 const MOST_INCOMING: usize = 4096;
 
 /// A connection that has become a flow's transport, while its replay is not written yet.
-pub(crate) struct Carrier {
+pub(crate) struct FlowCarrier {
     pub(crate) conn: ConnId,
     /// The replay must not go on; the connection waits to be drained.
     pub(crate) stopped: bool,
@@ -88,7 +88,7 @@ pub(crate) enum Notice {
 pub(crate) struct Driver {
     pub(crate) endpoint: Endpoint,
     /// Flows whose replay is being written.
-    pub(crate) carriers: BTreeMap<FlowToken, Carrier>,
+    pub(crate) carriers: BTreeMap<FlowToken, FlowCarrier>,
     /// Flows whose transport is drained, and which have no other yet.
     pub(crate) drained: BTreeMap<FlowToken, Drained>,
     pub(crate) watch: Watch,
@@ -112,6 +112,8 @@ pub(crate) struct Driver {
     pub(crate) survivor: Rc<Survivor>,
     /// Own addresses, and the networks that they are in.
     pub(crate) addresses: Addresses,
+    /// What each listener of another kind than TCP announces.
+    pub(crate) locators: Vec<Option<OtherLocator>>,
     /// A job key is set.
     pub(crate) keyed: bool,
     /// The thread is to end.
@@ -182,6 +184,7 @@ impl Driver {
             tasks: Tasks::default(),
             survivor,
             addresses: (addresses, networks),
+            locators: Vec::new(),
             keyed,
             retired: false,
             when_lost,
@@ -422,7 +425,7 @@ impl Driver {
                     self.endpoint.finish(now, token, seq, how);
                 }
                 Some(Notice::Gone(token)) => self.gone(now, token),
-                Some(Notice::Moves(token)) => self.endpoint.moves_on(token),
+                Some(Notice::Moves(token)) => self.endpoint.moves_on(now, token),
                 Some(Notice::Full(token)) => self.endpoint.handle_full(now, token),
                 Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
                 None => break,

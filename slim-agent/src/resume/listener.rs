@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
+use std::task::Poll;
 
 use slim_core::transport::Locator;
 use tokio::task::yield_now;
@@ -25,23 +26,45 @@ enum Pause {
     Broken(io::Error),
 }
 
-/// Accepts on a listener until the task is ended.
-pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
+/// Accepts on a listener until the task is ended, and has its locator announced when that changes. `announced`: the place of that
+/// locator.
+pub(crate) async fn serve(
+    listener: Box<dyn Listener>,
+    announced: Option<usize>,
+    shared: Rc<Shared>,
+) {
     let acceptable = || poll_fn(|context| listener.poll_acceptable(context));
+    let announce = |locator| {
+        if let Some(nth) = announced {
+            shared.with(|d, now| d.set_locator(now, nth, locator));
+        }
+    };
     loop {
         match accept_some(&*listener, &shared) {
-            Pause::Empty => {
-                if acceptable().await.is_err() {
-                    return;
-                }
-            }
+            Pause::Empty => match acceptable_or_changed(&*listener).await {
+                Ok(false) => {}
+                Ok(true) => announce(listener.locator()),
+                Err(_) => break,
+            },
             Pause::OthersTurn => yield_now().await,
             Pause::Shortage => shared.starve(acceptable()).await,
             Pause::Broken(e) => {
-                return shared.with(|d, _| d.log.error(|| format!("cannot accept resumes: {e}")));
+                shared.with(|d, _| d.log.error(|| format!("cannot accept resumes: {e}")));
+                break;
             }
         }
     }
+    // Nobody can connect here any more.
+    announce(None);
+}
+
+/// Waits until there is something to accept, or the locator has changed (true).
+async fn acceptable_or_changed(listener: &dyn Listener) -> io::Result<bool> {
+    poll_fn(|context| match listener.poll_changed(context) {
+        Poll::Ready(()) => Poll::Ready(Ok(true)),
+        Poll::Pending => listener.poll_acceptable(context).map_ok(|()| false),
+    })
+    .await
 }
 
 fn accept_some(listener: &dyn Listener, shared: &Rc<Shared>) -> Pause {

@@ -29,7 +29,11 @@ pub(crate) enum Task {
     /// Receives datagrams on a control socket.
     Receive(Rc<ControlSocket>),
     /// Accepts resume connections.
-    Accept(Box<dyn Listener>),
+    Accept {
+        listener: Box<dyn Listener>,
+        /// The place of its locator in the driver's list; `None` for TCP.
+        announced: Option<usize>,
+    },
     /// Makes a resume connection, and exchanges messages on it.
     Connect {
         conn: ConnId,

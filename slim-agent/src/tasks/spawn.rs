@@ -22,7 +22,10 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
     let shared = shared.clone();
     match task {
         Task::Receive(socket) => task::spawn(receive::serve(socket, shared)),
-        Task::Accept(listener) => task::spawn(resume::listener::serve(listener, shared)),
+        Task::Accept {
+            listener,
+            announced,
+        } => task::spawn(resume::listener::serve(listener, announced, shared)),
         Task::Connect {
             conn,
             io,

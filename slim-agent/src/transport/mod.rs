@@ -59,21 +59,28 @@ pub trait Provider {
     /// No connection can be made on this path: the attempt has failed.
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>>;
 
-    /// The listener for connections from peers; called once. TCP has none here: its listeners are opened and closed
-    /// with the control sockets.
+    /// The listeners for connections from peers, such as one for each port of an adapter, the preferred one first; called once.
+    /// TCP has none here: its listeners are opened and closed with the control sockets.
     ///
     /// # Errors
     /// The agent does not start.
-    fn listener(&self) -> io::Result<Option<Box<dyn Listener>>> {
-        Ok(None)
+    fn listeners(&self) -> io::Result<Vec<Box<dyn Listener>>> {
+        Ok(Vec::new())
     }
 }
 
 /// Accepts connections from peers.
 pub trait Listener {
     /// The locator that is announced to peers. `None` if they use the addresses and ports of TCP, which are announced
-    /// anyway.
+    /// anyway, or if no peer can connect here now.
     fn locator(&self) -> Option<OtherLocator>;
+
+    /// Ready when [`locator`](Self::locator) may return something else than at its last call, because a port went down or came up. Wakes
+    /// the task that asked last. The new locator is announced to peers, and flows that prefer this kind try it.
+    fn poll_changed(&self, context: &mut Context<'_>) -> Poll<()> {
+        let _ = context;
+        Poll::Pending
+    }
 
     /// Accepts a connection, and returns where it came from.
     ///
@@ -169,8 +176,9 @@ impl Providers {
     }
 
     pub(crate) fn listeners(&self) -> io::Result<Vec<Box<dyn Listener>>> {
-        let listeners = self.0.iter().map(|provider| provider.listener());
-        listeners.filter_map(io::Result::transpose).collect()
+        let listeners = self.0.iter().map(|provider| provider.listeners());
+        let of_each: Vec<_> = listeners.collect::<io::Result<_>>()?;
+        Ok(of_each.into_iter().flatten().collect())
     }
 
     /// Makes a connection with the provider of the path's kind.

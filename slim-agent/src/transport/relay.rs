@@ -77,14 +77,14 @@ impl Provider for Relays {
         }))
     }
 
-    fn listener(&self) -> io::Result<Option<Box<dyn Listener>>> {
+    fn listeners(&self) -> io::Result<Vec<Box<dyn Listener>>> {
         match RelayListener::new(&self.witness, self.log) {
-            Ok(listener) => Ok(Some(Box::new(listener))),
+            Ok(listener) => Ok(vec![Box::new(listener)]),
             // Others cannot reach this process through the witness; everything else works.
             Err(e) => {
                 self.log
                     .warn(|| format!("no listener for connections through the witness: {e}"));
-                Ok(None)
+                Ok(Vec::new())
             }
         }
     }

@@ -8,14 +8,14 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::transport::TransportKind;
 use slim_core::{Cause, FlowToken, Role, Verdict};
-use slim_stream::{Drained, Probe, Stream, Undelivered};
+use slim_stream::{Carrier, Drained, Probe, Stream, Undelivered};
 
 use super::memory::OtherEnd;
 use super::{LIMIT, Pattern};
@@ -95,6 +95,11 @@ pub struct State {
     stash: Stash,
     live: bool,
     resumed: u32,
+    /// How many faults the front end has reported.
+    faults: u32,
+    /// Since when the flow is suspended.
+    suspended: Option<Instant>,
+    longest_pause: Duration,
     /// How many connections the front end still refuses.
     pub refused: u32,
     verdict: Option<Verdict>,
@@ -135,6 +140,8 @@ impl AnyFlow {
             if cause != Cause::Errno(libc::EAGAIN) && !self.stream.is_barred() {
                 self.stream.bar();
                 state.end.iter().for_each(End::suspend);
+                state.faults += 1;
+                state.suspended.get_or_insert_with(Instant::now);
                 self.agent.fault(self.token, cause);
             }
             state = self.changed.wait_timeout(state, MOMENT).unwrap().0;
@@ -196,6 +203,16 @@ impl AnyFlow {
 
     pub fn resumed(&self) -> u32 {
         self.state.lock().unwrap().resumed
+    }
+
+    /// How many faults were reported.
+    pub fn faults(&self) -> u32 {
+        self.state.lock().unwrap().faults
+    }
+
+    /// The longest time for which the flow was suspended since the last call.
+    pub fn longest_pause(&self) -> Duration {
+        std::mem::take(&mut self.state.lock().unwrap().longest_pause)
     }
 
     /// The kind of the current transport, if there is one.
@@ -266,6 +283,7 @@ impl FlowIo for AnyFlow {
         self.change(|state| {
             self.stream.bar();
             state.end.iter().for_each(End::suspend);
+            state.suspended.get_or_insert_with(Instant::now);
         });
         true
     }
@@ -303,19 +321,30 @@ impl FlowIo for AnyFlow {
 
     fn install(&self, transport: Transport) {
         let end = match transport {
-            Transport::Other(any) => End::Other(*any.downcast().expect("a box of this type")),
+            Transport::Other(any) => End::Other(any.downcast().map_or_else(
+                |any| {
+                    let carrier = any.downcast::<Arc<dyn Carrier>>();
+                    Box::new(*carrier.expect("of one of these types")) as Box<dyn OtherEnd>
+                },
+                |end| *end,
+            )),
             Transport::Descriptor(fd) => End::Tcp(fd.into_owned().into()),
             Transport::Relayed(_) => unreachable!("refused"),
         };
         self.change(|state| {
             state.end = Some(end);
             state.resumed += 1;
+            let pause = state.suspended.take().map(|since| since.elapsed());
+            state.longest_pause = state.longest_pause.max(pause.unwrap_or_default());
             self.stream.open();
         });
     }
 
     fn reinstate(&self, _: bool) {
-        self.change(|_| self.stream.open());
+        self.change(|state| {
+            state.suspended = None;
+            self.stream.open();
+        });
     }
 
     fn peer_final(&self, seq: u64) {

@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,6 +16,8 @@ use std::task::{Context, Poll, Waker};
 use slim_agent::transport::{Connection, Listener, Provider, Wanted};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::transport::{Locator, OtherLocator, TransportKind};
+use slim_stream::Carrier;
+use slim_stream::carrier::IsCarrier;
 
 /// A transport without a descriptor. The agent passes it on as `Transport::Other`, in a box of this type.
 pub trait OtherEnd: Send + 'static {
@@ -30,6 +32,41 @@ pub trait OtherEnd: Send + 'static {
     /// The flow is suspended: it takes nothing more.
     fn suspend(&self) {}
 }
+
+/// A queue pair, as front ends get it.
+impl OtherEnd for Arc<dyn Carrier> {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let got = (**self).recv(&mut [IoSliceMut::new(buf)]);
+        got.map_err(|e| match e {
+            libc::EAGAIN if !self.is_over() => io::ErrorKind::WouldBlock.into(),
+            _ => io::ErrorKind::ConnectionReset.into(),
+        })
+    }
+
+    fn send(&self, data: &[u8]) -> io::Result<usize> {
+        let sent = (**self).send(&[IoSlice::new(data)]);
+        sent.map_err(io::Error::from_raw_os_error)
+    }
+
+    fn unacked(&self) -> u64 {
+        (**self).unacked()
+    }
+
+    fn shut_down(&self) {
+        (**self).suspend();
+    }
+
+    fn kind(&self) -> TransportKind {
+        TransportKind::VERBS
+    }
+
+    fn suspend(&self) {
+        (**self).suspend();
+    }
+}
+
+/// How a front end gets an end of a pipe, other than as an [`OtherEnd`].
+pub type Handing = Arc<dyn Fn(PipeEnd) -> Transport + Send + Sync>;
 
 /// Most bytes in flight in one direction.
 const FLIGHT: usize = 64 << 10;
@@ -81,6 +118,8 @@ pub struct PipeEnd {
     pipe: Arc<Mutex<Pipe>>,
     /// The direction that this end sends in.
     out: usize,
+    /// `None`: as an [`OtherEnd`]. Otherwise as an `Arc<dyn Carrier>`.
+    handing: Option<Handing>,
 }
 
 /// A pipe, which breaks after `fuse` bytes, if given.
@@ -93,6 +132,7 @@ pub fn pipe(fuse: Option<usize>) -> (PipeEnd, PipeEnd) {
     let end = |out| PipeEnd {
         pipe: pipe.clone(),
         out,
+        handing: None,
     };
     (end(0), end(1))
 }
@@ -148,6 +188,20 @@ impl PipeEnd {
         (out.flight.len() + out.lost) as u64
     }
 
+    /// Number of bytes that can be received now.
+    pub fn unread(&self) -> u64 {
+        let direction = &self.pipe().directions[1 - self.out];
+        (direction.flight.len() + direction.arrived.len()) as u64
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.pipe().directions[self.out].flight.len() < FLIGHT
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.pipe().broken
+    }
+
     pub fn shut_write(&self) {
         let mut pipe = self.pipe();
         pipe.directions[self.out].ended = true;
@@ -173,6 +227,15 @@ impl PipeEnd {
         let waker = &mut pipe.directions[which].wakers[usize::from(write)];
         *waker = Some(context.waker().clone());
         Poll::Pending
+    }
+}
+
+impl PipeEnd {
+    fn shown(&self) -> TransportRef<'_> {
+        TransportRef::Other(match self.handing {
+            None => self as &dyn Any,
+            Some(_) => &IsCarrier,
+        })
     }
 }
 
@@ -230,7 +293,7 @@ impl Connection for PipeEnd {
     }
 
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
-        flow.prepare(TransportRef::Other(self as &dyn Any))
+        flow.prepare(self.shown())
     }
 
     fn shut_write(&self) {
@@ -240,14 +303,47 @@ impl Connection for PipeEnd {
     fn flush(&self) {}
 
     fn into_transport(self: Box<Self>) -> Transport {
-        Transport::Other(Box::new(self as Box<dyn OtherEnd>))
+        match self.handing.clone() {
+            None => Transport::Other(Box::new(self as Box<dyn OtherEnd>)),
+            Some(handing) => handing(*self),
+        }
+    }
+}
+
+/// Most ports of a side.
+pub const PORTS: usize = 2;
+
+/// A port, where one agent accepts pipes.
+#[derive(Default)]
+pub struct PipePort {
+    waiting: Mutex<(VecDeque<PipeEnd>, Option<Waker>)>,
+    down: Mutex<PortState>,
+    /// Number of pipes made to it.
+    pub made: AtomicU32,
+}
+
+#[derive(Default)]
+struct PortState {
+    down: bool,
+    /// Since the agent has asked last.
+    changed: bool,
+    waker: Option<Waker>,
+}
+
+impl PipePort {
+    /// It goes down, or comes up. Pipes that exist are not touched.
+    pub fn set_down(&self, down: bool) {
+        let mut state = self.down.lock().unwrap();
+        (state.down, state.changed) = (down, true);
+        state.waker.take().into_iter().for_each(Waker::wake);
     }
 }
 
 /// Connects two agents by pipes.
 #[derive(Default)]
 pub struct PipeNet {
-    waiting: [Mutex<(VecDeque<PipeEnd>, Option<Waker>)>; 2],
+    /// The ports of each side.
+    pub ports: [[PipePort; PORTS]; 2],
     /// The fuses of the next pipes.
     pub fuses: Mutex<VecDeque<usize>>,
     pub made: AtomicU32,
@@ -261,6 +357,14 @@ pub struct Pipes {
     net: Arc<PipeNet>,
     side: usize,
     kind: TransportKind,
+    ports: usize,
+    handing: Option<Handing>,
+}
+
+/// A listener.
+struct PipeListener {
+    pipes: Pipes,
+    port: usize,
 }
 
 impl Pipes {
@@ -270,12 +374,30 @@ impl Pipes {
             net: net.clone(),
             side,
             kind,
+            ports: 1,
+            handing: None,
         }
     }
 
-    /// The locator of this side's agent; `None` if the pipes are in the place of TCP.
-    fn place(&self, side: usize) -> Option<OtherLocator> {
-        OtherLocator::new(self.kind, &[b'p', side as u8])
+    /// The same, whose ends are handed over as carriers.
+    pub fn handed(self, handing: Handing) -> Self {
+        Pipes {
+            handing: Some(handing),
+            ..self
+        }
+    }
+
+    /// Pipes with all ports.
+    pub fn with_ports(net: &Arc<PipeNet>, side: usize, kind: TransportKind) -> Self {
+        Pipes {
+            ports: PORTS,
+            ..Self::new(net, side, kind)
+        }
+    }
+
+    /// The locator of a port; `None` if the pipes are in the place of TCP.
+    fn place(&self, side: usize, port: usize) -> Option<OtherLocator> {
+        OtherLocator::new(self.kind, &[b'p', side as u8, port as u8])
     }
 }
 
@@ -286,44 +408,73 @@ impl Provider for Pipes {
 
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
         let there = 1 - self.side;
-        if let Some(place) = self.place(there) {
-            assert_eq!(wanted.path.to, place.into());
-        }
-        if self.net.down.load(Ordering::Relaxed) {
+        let is_at = |n: &usize| {
+            let place = self.place(there, *n);
+            place.is_none_or(|place| wanted.path.to == place.into())
+        };
+        let port = (0..self.ports).find(is_at).expect("a locator of the peer");
+        let port = &self.net.ports[there][port];
+        if self.net.down.load(Ordering::Relaxed) || port.down.lock().unwrap().down {
             return Err(io::ErrorKind::NetworkUnreachable.into());
         }
         let fuse = self.net.fuses.lock().unwrap().pop_front();
-        let (near, far) = pipe(fuse);
+        let (mut near, far) = pipe(fuse);
+        near.handing = self.handing.clone();
         if let Some(flow) = wanted.flow {
-            flow.before_connect(TransportRef::Other(&near))?;
+            flow.before_connect(near.shown())?;
         }
         self.net.made.fetch_add(1, Ordering::Relaxed);
-        let (waiting, waker) = &mut *self.net.waiting[there].lock().unwrap();
+        port.made.fetch_add(1, Ordering::Relaxed);
+        let (waiting, waker) = &mut *port.waiting.lock().unwrap();
         waiting.push_back(far);
         waker.take().into_iter().for_each(Waker::wake);
         Ok(Box::new(near))
     }
 
-    fn listener(&self) -> io::Result<Option<Box<dyn Listener>>> {
-        Ok(Some(Box::new(self.clone())))
+    fn listeners(&self) -> io::Result<Vec<Box<dyn Listener>>> {
+        let listener = |port| {
+            let pipes = self.clone();
+            Box::new(PipeListener { pipes, port }) as Box<dyn Listener>
+        };
+        Ok((0..self.ports).map(listener).collect())
     }
 }
 
-impl Listener for Pipes {
+impl PipeListener {
+    fn port(&self) -> &PipePort {
+        &self.pipes.net.ports[self.pipes.side][self.port]
+    }
+}
+
+impl Listener for PipeListener {
     fn locator(&self) -> Option<OtherLocator> {
-        self.place(self.side)
+        let mut state = self.port().down.lock().unwrap();
+        state.changed = false;
+        let place = self.pipes.place(self.pipes.side, self.port);
+        place.filter(|_| !state.down)
+    }
+
+    fn poll_changed(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.port().down.lock().unwrap();
+        state.waker = Some(context.waker().clone());
+        match state.changed {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
     }
 
     fn accept(&self) -> io::Result<(Box<dyn Connection>, Locator)> {
-        let came = self.net.waiting[self.side].lock().unwrap().0.pop_front();
-        let end = came.ok_or(io::ErrorKind::WouldBlock)?;
+        let came = self.port().waiting.lock().unwrap().0.pop_front();
+        let mut end = came.ok_or(io::ErrorKind::WouldBlock)?;
+        end.handing = self.pipes.handing.clone();
         let tcp = || SocketAddr::from((Ipv4Addr::LOCALHOST, 1)).into();
-        let from = self.place(1 - self.side).map_or_else(tcp, Locator::from);
+        let from = self.pipes.place(1 - self.pipes.side, 0);
+        let from = from.map_or_else(tcp, Locator::from);
         Ok((Box::new(end), from))
     }
 
     fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (waiting, waker) = &mut *self.net.waiting[self.side].lock().unwrap();
+        let (waiting, waker) = &mut *self.port().waiting.lock().unwrap();
         if !waiting.is_empty() {
             return Poll::Ready(Ok(()));
         }

@@ -1,7 +1,6 @@
 //! Two agents that have TCP and another kind of transport, which they prefer.
 
 use std::net::{Ipv4Addr, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,8 @@ use slim_core::Role;
 use slim_core::config::Config;
 use slim_core::transport::TransportKind;
 
-use super::any_flow::{AnyFlow, End, FlowEnds, lose_some};
-use super::{LIMIT, Server};
+use super::any_flow::{AnyFlow, End, FlowEnds, exchange};
+use super::{LIMIT, Pattern, Server};
 
 pub struct TwoKinds {
     client: Agent,
@@ -57,14 +56,42 @@ pub fn wait_for((near, far): &FlowEnds, kind: TransportKind) {
     }
 }
 
-/// Waits until the agents have made a connection of the other kind, of which there have been `made`: the peers offer it to each other once the
-/// flow is live, and until then a resume uses TCP only.
-pub fn wait_until_offered(flow: &FlowEnds, made: &AtomicU32) {
-    let begun = Instant::now();
-    while made.load(Ordering::Relaxed) == 0 {
-        assert!(begun.elapsed() < LIMIT, "no connection of it is ever made");
-        lose_some(flow);
+/// Most time for which a flow may stand still while it moves. One round trip is some hundred microseconds here. The rest is for a machine whose
+/// processors are all busy: each step needs one of two threads.
+const LONGEST_MOVE: Duration = Duration::from_millis(500);
+
+/// Flows begin on TCP, move to the other kind, fall back when it is down, which `set_down` is called for, and come back when it is up again; data flows all the time. A move
+/// is no break: no front end reports a fault.
+pub fn move_and_come_back(agents: &TwoKinds, other: TransportKind, set_down: impl Fn(bool)) {
+    let pairs: Vec<_> = (0..3).map(|_| agents.pair()).collect();
+    let ends = || pairs.iter().flat_map(|(near, far)| [near, far]);
+    let faults = || ends().map(|flow| flow.faults()).sum::<u32>();
+    let pause = || ends().map(|flow| flow.longest_pause()).max().unwrap();
+    let mut random = Pattern::new(9);
+    let mut until_all_are_on = |kind| {
+        let begun = Instant::now();
+        while ends().any(|flow| flow.kind() != Some(kind)) {
+            assert!(begun.elapsed() < LIMIT, "never all on {kind}");
+            exchange(&pairs, 20, &mut random, |_| {});
+        }
+        begun.elapsed()
+    };
+    until_all_are_on(other);
+    assert!(ends().all(|flow| flow.resumed() == 1));
+    assert_eq!(faults(), 0);
+    let mut moves = vec![(Duration::ZERO, pause())];
+    for _ in 0..2 {
+        set_down(true);
+        pairs.iter().for_each(|(near, _)| near.shut_down());
+        until_all_are_on(TransportKind::TCP);
+        let (before, _) = (faults(), pause());
+        set_down(false);
+        let took = until_all_are_on(other);
+        assert_eq!(faults(), before);
+        moves.push((took, pause()));
     }
+    println!("time until all flows were back, and longest pause of a move: {moves:?}");
+    assert!(moves.iter().all(|(_, pause)| *pause < LONGEST_MOVE));
 }
 
 /// How often a flow was on the other kind and on TCP.

@@ -63,6 +63,11 @@ impl Deferred {
         std::mem::take(&mut *endpoints)
     }
 
+    /// Whether frames may wait for room.
+    pub(super) fn has_blocked(&self) -> bool {
+        self.any_blocked.load(Ordering::Acquire)
+    }
+
     /// Takes the fragments that the thread has sent.
     pub(super) fn take_sent(&self) -> Vec<(Arc<BtlEndpoint>, FragRef)> {
         if !self.any_sent.load(Ordering::Acquire) {

@@ -137,6 +137,12 @@ impl BtlLink {
         state == Some(StreamState::Suspended)
     }
 
+    /// Whether frames go by it that a transport of another kind than TCP carries.
+    pub(super) fn is_up_and_carried(&self) -> bool {
+        let flow = self.flow.as_ref();
+        matches!(self.stage, LinkStage::Up) && flow.is_some_and(|flow| flow.is_carried())
+    }
+
     /// Accepts the flow, if that is still to be said. Without a connection it is said after the resume.
     pub(super) fn answer(&mut self) {
         let Some(flow) = self.flow.as_ref().filter(|_| self.owes_answer) else {

@@ -28,6 +28,7 @@ use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
+use crate::transports::BtlTransports;
 
 /// Time limit for sending a goodbye and the frames before it.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -63,6 +64,18 @@ unsafe impl Send for Upcalls {}
 // SAFETY: as above.
 unsafe impl Sync for Upcalls {}
 
+impl Upcalls {
+    /// Reports a message, if it is of a level that is reported.
+    pub(crate) fn say(&self, level: c_int, text: impl FnOnce() -> String) {
+        if level > self.verbose {
+            return;
+        }
+        let text = text();
+        // SAFETY: the text lives until the function returns.
+        unsafe { (self.log)(level, text.as_ptr().cast(), text.len()) };
+    }
+}
+
 /// Options of a module.
 #[derive(Debug)]
 pub struct ModuleOptions {
@@ -72,6 +85,8 @@ pub struct ModuleOptions {
     pub if_include: String,
     /// Those not to use.
     pub if_exclude: String,
+    /// The kinds of transport that flows may use.
+    pub transports: BtlTransports,
     /// Settings of the session.
     pub config: Config,
     /// How long a connection may last without a hello. Then it is closed; a connector that is late connects anew.
@@ -102,10 +117,18 @@ impl BtlModule {
     /// # Errors
     /// Those of the session; [`SessionError::Kernel`] if there is no address to listen at.
     pub fn open(options: ModuleOptions, upcalls: Upcalls) -> Result<Self, SessionError> {
-        let session = Session::open(SessionOptions {
+        let session_options = SessionOptions {
             config: options.config,
             ..SessionOptions::new(format!("mpi {}", options.me))
-        })?;
+        };
+        let session = match options.transports.verbs() {
+            Some(Ok(verbs)) => Session::open_with(session_options, vec![Box::new(verbs)])?,
+            Some(Err(e)) => {
+                upcalls.say(0, || format!("{e}; messages go over TCP only"));
+                Session::open(session_options)?
+            }
+            None => Session::open(session_options)?,
+        };
         let host = interfaces::of_this_host();
         let (include, exclude) = (&options.if_include, &options.if_exclude);
         let mut listeners = Vec::new();
@@ -163,12 +186,7 @@ impl BtlModule {
     }
 
     fn log(&self, level: c_int, text: impl FnOnce() -> String) {
-        if level > self.upcalls.verbose {
-            return;
-        }
-        let text = text();
-        // SAFETY: the text lives until the function returns.
-        unsafe { (self.upcalls.log)(level, text.as_ptr().cast(), text.len()) };
+        self.upcalls.say(level, text);
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<ProcName, Arc<BtlEndpoint>>> {

@@ -109,6 +109,10 @@ impl BtlModule {
                 at += 1;
                 continue;
             }
+            // Such a flow has room more often than the session is asked.
+            if self.deferred.has_blocked() && link.is_up_and_carried() {
+                events += self.flush(link);
+            }
             link.reader.lend(&mut state.buffers);
             let fate = self.serve(link, patience, &mut events);
             link.reader.give_back(&mut state.buffers);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::Ipv4Addr;
 
 use slim_lab::Error;
-use slim_lab::faults::{lines, link, nft};
+use slim_lab::faults::{adapter, lines, link, nft};
 
 use super::shared::{FaultShare, SharedFaults};
 use super::stopped::{StopCounts, StoppedProcesses};
@@ -22,11 +22,23 @@ pub struct Ongoing {
     pub links: SharedFaults<link::Down>,
     /// Interfaces without addresses.
     pub addresses: SharedFaults<link::Removed>,
+    /// Adapters for RDMA whose ports are down.
+    pub ports: SharedFaults<adapter::PortDown>,
+    /// Soft adapters that are deleted.
+    pub adapters: SharedFaults<adapter::DeletedAdapter>,
 }
+
+/// The end of a fault of which the kernel waits for processes.
+const STAYS: &str =
+    "in use still: the kernel deletes it when its processes have ended, and it is added again then";
 
 /// A fault in force; it ends when this is lifted or dropped.
 #[derive(Debug)]
 pub enum ActiveFault {
+    /// A soft adapter that is deleted.
+    Adapter(FaultShare<adapter::DeletedAdapter>),
+    /// The port of an adapter that is down.
+    Port(FaultShare<adapter::PortDown>),
     /// Firewall rules.
     Firewall(Vec<nft::RuleGuard>),
     /// A link that is down.
@@ -64,6 +76,14 @@ impl ActiveFault {
                     effect: packets > 0,
                 });
             }
+            Self::Adapter(deleted) => {
+                let back = deleted.last().map_or(Ok(true), |deleted| deleted.lift())?;
+                return Ok(LiftedFault {
+                    detail: (!back).then(|| STAYS.into()),
+                    effect: false,
+                });
+            }
+            Self::Port(down) => down.last().map_or(Ok(()), adapter::PortDown::lift)?,
             Self::Link(down) => down.last().map_or(Ok(()), link::Down::lift)?,
             Self::Address(removed) => removed.last().map_or(Ok(()), link::Removed::lift)?,
             Self::Netem(guards) => {

@@ -70,6 +70,8 @@ pub struct PlannedFault {
     pub peer: Option<IpAddr>,
     /// Only connections with this port at either end; for `syn-full`, only the listener with this port.
     pub port: Option<u16>,
+    /// The adapter for RDMA that is hit (`pair-error`, `port-down`, `adapter-gone`), or whose line it is (`netem`).
+    pub adapter: Option<String>,
     /// What the firewall does with packets of connections that it does not know (`flush`).
     pub answer: Option<FlushAnswer>,
     /// What a line does to packets (`netem`).
@@ -82,6 +84,8 @@ pub struct PlannedFault {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum FaultKind {
+    /// A soft adapter for RDMA is deleted and added again.
+    AdapterGone,
     /// The node loses its address on a path and gets it back.
     AddressGone,
     /// A firewall drops all packets that arrive.
@@ -100,6 +104,10 @@ pub enum FaultKind {
     Netem,
     /// Packets from the node get lost, those to it arrive.
     OneWay,
+    /// A forged packet puts a queue pair and its peer into their error states.
+    PairError,
+    /// The link of an adapter for RDMA goes down and comes up.
+    PortDown,
     /// The node has another address on a path from now on.
     Renumber,
     /// A firewall answers with a reset.
@@ -144,9 +152,17 @@ impl FaultKind {
         !self.hits_some() && self != Self::Renumber || self == Self::Stop
     }
 
-    /// Whether the fault hits selected connections or processes, not the whole network of a host.
+    /// Whether the fault hits selected connections, queue pairs or processes, not the whole network of a host.
     pub fn hits_some(self) -> bool {
-        matches!(self, Self::Fin | Self::Kill | Self::Rst | Self::Stop)
+        matches!(
+            self,
+            Self::Fin | Self::Kill | Self::PairError | Self::Rst | Self::Stop
+        )
+    }
+
+    /// Whether the fault hits an adapter for RDMA, or its queue pairs.
+    pub fn hits_adapter(self) -> bool {
+        matches!(self, Self::AdapterGone | Self::PairError | Self::PortDown)
     }
 
     /// Its name in plans and reports.
@@ -280,6 +296,15 @@ impl PlannedFault {
             (false, Some(_)) => return Err("`netem` is for the kind netem only".into()),
             _ => {}
         }
+        match (self.kind.hits_adapter(), &self.adapter) {
+            (true, None) => {
+                return Err("it needs the name of an adapter, such as adapter = \"rxe0\"".into());
+            }
+            (false, Some(_)) if self.kind != FaultKind::Netem => {
+                return Err("`adapter` is for faults of adapters and for netem only".into());
+            }
+            _ => {}
+        }
         if self.answer.is_some() && self.kind != FaultKind::Flush {
             return Err("`answer` is for the kind flush only".into());
         }
@@ -295,8 +320,8 @@ impl PlannedFault {
         if picks && !self.kind.hits_some() {
             return Err("connections cannot be selected: this fault hits the whole node".into());
         }
-        if picks_connections && self.kind == FaultKind::Stop {
-            return Err("only processes can be selected: this fault hits no connection".into());
+        if picks_connections && matches!(self.kind, FaultKind::PairError | FaultKind::Stop) {
+            return Err("only processes can be selected: this fault hits no TCP connection".into());
         }
         Ok(())
     }
@@ -350,6 +375,11 @@ mod tests {
             "syn-full",
         ] {
             let plan = Plan::parse(&format!("[[fault]]\nkind = \"{name}\"\n")).unwrap();
+            assert_eq!(plan.faults[0].kind.name(), name);
+        }
+        for name in ["adapter-gone", "pair-error", "port-down"] {
+            let text = format!("[[fault]]\nkind = \"{name}\"\nadapter = \"rx1\"\n");
+            let plan = Plan::parse(&text).unwrap();
             assert_eq!(plan.faults[0].kind.name(), name);
         }
     }
@@ -432,6 +462,19 @@ mod tests {
                 "\\u{1b}[31m",
             ),
             ("[[fault]]\nkind = \"stop\"\nport = 80\n", "only processes"),
+            ("[[fault]]\nkind = \"port-down\"\n", "name of an adapter"),
+            (
+                "[[fault]]\nkind = \"kill\"\nadapter = \"rx1\"\n",
+                "`adapter` is for",
+            ),
+            (
+                "[[fault]]\nkind = \"pair-error\"\nadapter = \"rx1\"\nport = 80\n",
+                "only processes",
+            ),
+            (
+                "[[fault]]\nkind = \"pair-error\"\nadapter = \"rx1\"\nlasts = 1\n",
+                "over at once",
+            ),
             ("[[fault]]\nkind = \"kill\"\npeer = \"nodeB\"\n", "line 3"),
             ("duration = nan\n[[fault]]\nkind = \"kill\"\n", "line 1"),
             ("seed = \n", "line 1"),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use procfs::process::all_processes;
-use slim_lab::faults::lines;
+use slim_lab::faults::{adapter, lines};
 use slim_lab::{Error, Lab, Netns, Node};
 
 use super::plan::{FaultKind, Plan, PlannedFault};
@@ -74,15 +74,23 @@ impl Scene {
                         lab.paths()
                     ));
                 }
-                Ok(())
+                match fault.adapter {
+                Some(_) => Err(
+                    "a lab has no adapter: start the command yourself, and give its --pid".into(),
+                ),
+                None => Ok(()),
+            }
             }
             _ if fault.node != "any" => Err("`node` is for the lab only".into()),
             _ if fault.path.is_some() => Err("`path` is for the lab only".into()),
+            Self::Job { net, .. } | Self::Namespace { net, .. } if fault.adapter.is_some() => {
+                admits_adapter(net, fault).map_err(|e| e.to_string())
+            }
             Self::Job { .. } if fault.kind != FaultKind::Kill => {
-                Err("on a running job only `kill` is possible".into())
+                Err("on a running job only `kill` and faults of an adapter are possible".into())
             }
             Self::Namespace { is_own: true, .. } if fault.kind != FaultKind::Kill => Err(
-                "it would hit the whole host: only `kill` is possible in our own namespace".into(),
+                "it would hit the whole host: only `kill` and faults of an adapter are possible in our own namespace".into(),
             ),
             Self::Namespace { net, .. } => match fault.kind {
                 FaultKind::Kill
@@ -115,6 +123,17 @@ impl Scene {
             Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
             Self::Lab(_) | Self::Namespace { .. } => true,
         }
+    }
+}
+
+/// Checks that a fault of an adapter can be made.
+fn admits_adapter(net: &Netns, fault: &PlannedFault) -> Result<(), Error> {
+    let device = fault.adapter.as_deref().unwrap_or_default();
+    let interface = adapter::interface_of(net, device)?;
+    match fault.kind {
+        FaultKind::AdapterGone => adapter::check_soft(device),
+        FaultKind::Netem => lines::check_free(net, &interface),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,8 @@ use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::flush::{self, Forgotten};
 use slim_lab::faults::inject::{self, Segment};
-use slim_lab::faults::{link, nft};
+use slim_lab::faults::roce::{self, RocePair};
+use slim_lab::faults::{adapter, link, nft};
 use slim_lab::{Error, Netns, Node, SeededRng};
 
 use super::active::{ActiveFault, Ongoing};
@@ -18,6 +19,9 @@ use super::scene::{Scene, descendants};
 
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long to try to break a queue pair: those of SLIM that are silent send something once in a second.
+const BREAK_LIMIT: Duration = Duration::from_secs(3);
 
 /// Packets of more bytes do not pass an MTU black hole. Control messages of SLIM, and TCP's segments without data, do.
 const HOLE: u32 = 600;
@@ -65,6 +69,31 @@ impl Scene {
             FaultKind::Renumber => self.renumber(fault, rng, ongoing),
             FaultKind::Stop => self.stop(fault, rng, ongoing),
             FaultKind::Netem => self.netem(fault, rng, ongoing),
+            FaultKind::PairError => self.pair_error(fault, rng),
+            FaultKind::PortDown => {
+                let (net, device) = self.adapter(fault)?;
+                let hit = self.pairs(fault)?.len();
+                let make = || adapter::port_down(net, device);
+                let down = ongoing.ports.share("-", device, make)?;
+                let detail = format!("port of {device} down");
+                Ok(lasting("-", hit, detail, ActiveFault::Port(down)))
+            }
+            FaultKind::AdapterGone => {
+                let (net, device) = self.adapter(fault)?;
+                let hit = self.pairs(fault)?.len();
+                let mut free = true;
+                let make = || {
+                    let deleted = adapter::delete(net, device)?;
+                    free = deleted.was_free();
+                    Ok::<_, Error>(deleted)
+                };
+                let deleted = ongoing.adapters.share("-", device, make)?;
+                let detail = match free {
+                    true => format!("{device} deleted"),
+                    false => format!("{device} hidden from new processes"),
+                };
+                Ok(lasting("-", hit, detail, ActiveFault::Adapter(deleted)))
+            }
             FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
                 let (path, interface) = (fault.path(), node.interface(fault.path()));
@@ -313,6 +342,59 @@ impl Scene {
         })
     }
 
+    /// The adapter of a fault, and the namespace that it is in.
+    fn adapter<'a>(&'a self, fault: &'a PlannedFault) -> Result<(&'a Netns, &'a str), Error> {
+        match (self, &fault.adapter) {
+            (Self::Job { net, .. } | Self::Namespace { net, .. }, Some(device)) => {
+                Ok((net, device))
+            }
+            _ => Err(Error::Invalid("a lab has no adapter".into())),
+        }
+    }
+
+    /// The working queue pairs of the adapter that `fault` may hit.
+    fn pairs(&self, fault: &PlannedFault) -> Result<Vec<RocePair>, Error> {
+        let (net, device) = self.adapter(fault)?;
+        let mut found = roce::working_pairs(net)?;
+        found.retain(|pair| {
+            let named = |name: &String| *name == pair.comm;
+            pair.device == device
+                && fault.process.as_ref().is_none_or(named)
+                && !fault.not_process.iter().any(named)
+        });
+        if let Self::Job { pid, .. } = self {
+            let family = descendants(*pid);
+            found.retain(|pair| pair.pid.is_some_and(|pid| family.contains(&pid)));
+        }
+        Ok(found)
+    }
+
+    fn pair_error(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+        let (net, device) = self.adapter(fault)?;
+        let interface = adapter::interface_of(net, device)?;
+        let mut chosen = self.pairs(fault)?;
+        if fault.hit() == Hit::One && chosen.len() > 1 {
+            chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
+        }
+        let mut strike = Strike {
+            node: "-".to_owned(),
+            hit: 0,
+            detail: "no queue pair to break".into(),
+            victim: None,
+            guard: None,
+        };
+        let mut told = Vec::new();
+        for pair in chosen {
+            let broken = roce::break_pair(net, &interface, &pair, BREAK_LIMIT)?;
+            strike.hit += usize::from(broken.accepted);
+            told.push(broken.to_string());
+        }
+        if !told.is_empty() {
+            strike.detail = told.join("; ");
+        }
+        Ok(strike)
+    }
+
     fn netem(
         &self,
         fault: &PlannedFault,
@@ -325,9 +407,13 @@ impl Scene {
                 let node = self.node(fault, rng)?;
                 (node.name(), node.net(), vec![node.interface(fault.path())])
             }
-            Self::Job { net, .. } | Self::Namespace { net, .. } => ("-", net, net.interfaces()?),
+            Self::Job { net, .. } | Self::Namespace { net, .. } => match &fault.adapter {
+                Some(device) => ("-", net, vec![adapter::interface_of(net, device)?]),
+                None => ("-", net, net.interfaces()?),
+            },
         };
         let hit = match self {
+            _ if fault.adapter.is_some() => self.pairs(fault)?.len(),
             Self::Lab(_) => on_path(self.named(node)?, fault.path())?.len(),
             _ => destroy::list(net, &Selector::between_hosts())?.len(),
         };

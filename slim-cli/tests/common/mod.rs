@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -28,10 +27,18 @@ impl Scratch {
         path
     }
 
-    /// An executable shell script.
+    /// An executable shell script. Another process writes it: if this one did, a child that another thread starts at that moment would have the open file,
+    /// too, and a script that somebody may write to cannot be executed.
     pub fn script(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.write(name, &format!("#!/bin/sh\n{text}\n"));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = self.path(name);
+        let text = format!("#!/bin/sh\n{text}\n");
+        let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+        let status = Command::new("sh")
+            .args(["-c", write])
+            .arg(&path)
+            .arg(text)
+            .status();
+        assert!(status.unwrap().success());
         path
     }
 

@@ -9,6 +9,10 @@ use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, is_done, lines, runs};
 /// Longer than such a job takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// How much later than without SLIM the ranks may hear of a death, in seconds. SLIM asks the host of the dead rank twice, 5 ms apart, and is
+/// some 7 ms later on a machine that does nothing else. If the second question came as late as in other jobs, it would be 150 ms.
+const MORE: f64 = 0.02;
+
 /// What became of a job.
 struct Outcome {
     /// Time in seconds until both ranks that were left had heard of the death, and had a communicator without the failed rank.
@@ -96,7 +100,7 @@ fn a_killed_rank(test: &str, flavor: Flavor) {
     );
     let (_, bare_heard, _) = bare;
     if let Some(best) = bare_heard.first() {
-        assert!(heard[0] <= best + 0.01, "{heard:?}, bare {bare_heard:?}");
+        assert!(heard[0] <= best + MORE, "{heard:?}, bare {bare_heard:?}");
     }
 }
 

@@ -16,7 +16,7 @@ use super::errno::{ECONNRESET, EPIPE};
 use super::flow::State;
 use super::outage::{Attempts, Outage, Proof};
 use super::paths::Paths;
-use super::record::{Bar, DrainState};
+use super::record::{Bar, DrainState, QueryPurpose};
 use super::resume::{Conn, Stage};
 use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
@@ -45,6 +45,7 @@ impl Endpoint {
         if outage.eof.is_some_and(|at| at < self.flow(token).promised) {
             (outage.eof, outage.errno) = (None, Some(ECONNRESET));
         }
+        self.end_trial(now, token);
         let (cause, ended) = (outage.cause, outage.eof.is_some());
         if !ended {
             self.reach_in_doubt(token);
@@ -127,6 +128,7 @@ impl Endpoint {
                 asked: now,
                 replaced: 0,
                 heard_at: outage.via,
+                bad: Vec::new(),
             });
             return self.begin_window(now, token, 0);
         };
@@ -139,6 +141,8 @@ impl Endpoint {
 
     fn begin_window(&mut self, now: Time, token: FlowToken, n: u32) {
         let ends = now + self.config.attempt_timeout(n);
+        let mut bad = self.paths(token).locators();
+        bad.retain(|to| self.is_bad(now, token, *to));
         let flow = self.flow(token);
         let Some(outage) = &mut flow.outage else {
             return;
@@ -153,6 +157,7 @@ impl Endpoint {
         attempts.failures = 0;
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
+        attempts.bad = bad;
         outage.heard = false;
         let begun = attempts.begun;
         let Some(path) = self.next_path(token) else {
@@ -167,11 +172,15 @@ impl Endpoint {
             && flow.role == Role::Acceptor
             && let Some(outage) = flow.outage.as_deref().filter(failed)
         {
-            let start = outage.since + HEAD_START;
+            let (start, ended) = (outage.since + HEAD_START, outage.ended_by_peer());
             if start > now {
-                return self
-                    .timers
+                self.timers
                     .set(TimerOwner::Flow(token, Timer::Backoff), start);
+                if ended && self.inquiries.recovers {
+                    // The peer may have died, and the runtime reports that soon.
+                    self.ask(now, token, QueryPurpose::HeadStart);
+                }
+                return;
             }
         }
         self.connect(now, token);
@@ -179,7 +188,7 @@ impl Endpoint {
 
     pub(super) fn paths(&self, token: FlowToken) -> Paths {
         let flow = &self.flows[&token];
-        Paths::of(flow, self.locators(token), &self.id.host, &self.own)
+        Paths::of(flow, self.locators(token), &self.id, &self.own)
     }
 
     /// Pauses the window and stops all timers of the outage while a replay is being written. If the replay fails, the attempts
@@ -307,7 +316,7 @@ impl Endpoint {
         }
         if self.flows[&token].state() == State::Live {
             // The cause was only a stall: the old transport is still in use.
-            return self.end_stall(token);
+            return self.end_stall(now, token);
         }
         if early {
             return self.begin_window(now, token, n);

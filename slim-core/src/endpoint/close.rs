@@ -51,6 +51,7 @@ impl Endpoint {
             return;
         };
         flow.ended_at(final_seq, how);
+        self.end_trial(now, token);
         self.announce_fin(token);
         if how == FinHow::Reset {
             self.flow(token).change.pump = None;
@@ -116,6 +117,7 @@ impl Endpoint {
         self.timers.clear_flow(token);
         let candidates = self.take_candidates(token);
         self.relayed.remove(&token);
+        self.forget_failback(now, token);
         self.silences.moved.remove(&token);
         self.silences.deaf.remove(&token);
         let Some(mut flow) = self.flows.remove(&token) else {
@@ -395,7 +397,8 @@ impl Endpoint {
             let flow = self.flow(token);
             flow.outage = None;
             flow.query = None;
-            return self.timers.clear_flow(token);
+            self.timers.clear_flow(token);
+            return self.prefer_later(now, token);
         }
         if self.ended_intact(token) {
             return self.fall_back(now, token, LegacyReason::PeerForgot);

@@ -63,7 +63,8 @@ impl Endpoint {
     pub(super) fn next_path(&self, token: FlowToken) -> Option<Path> {
         let flow = &self.flows[&token];
         let attempts = flow.outage.as_ref()?.attempts.as_ref()?;
-        let paths = self.paths(token);
+        let mut paths = self.paths(token);
+        paths.put_back(|to| attempts.bad.contains(&to));
         // The answered QUERY was sent from the flow's own address. Connections from an address that the kernel chooses
         // may not arrive.
         let bound = (attempts.replaced % 2 == 0).then(|| flow.ends.local().ip());

@@ -96,6 +96,8 @@ impl Endpoint {
                 TimerOwner::Probe(peer) => self.on_probe_timer(now, peer),
                 TimerOwner::Reach(peer) => self.on_reach_timer(now, peer),
                 TimerOwner::Offer(peer) => self.on_offer_timer(now, peer),
+                TimerOwner::Failback(token) => self.on_failback_timer(now, token),
+                TimerOwner::Outlooks => self.on_outlooks_timer(now),
                 TimerOwner::Hold => self.on_hold_timer(now),
                 TimerOwner::Silences => self.on_silences_timer(now),
                 TimerOwner::Accusation(accused) => self.on_accusation_timer(now, accused),

@@ -81,9 +81,9 @@ impl Endpoint {
     }
 
     /// The bytes of a held flow have moved on its old transport, which had only stalled: the flow is not held any more.
-    pub fn moves_on(&mut self, token: FlowToken) {
+    pub fn moves_on(&mut self, now: Time, token: FlowToken) {
         if self.is_held(token) && self.state(token) == Some(State::Live) {
-            self.end_stall(token);
+            self.end_stall(now, token);
         }
     }
 
@@ -233,7 +233,7 @@ impl Endpoint {
         }
         match flow.state() {
             // The kernel has reported no fault: the old transport is still in use.
-            State::Live => self.end_stall(token),
+            State::Live => self.end_stall(now, token),
             _ => self.give_up(now, token, EscalateReason::Attempts),
         }
     }
@@ -383,10 +383,11 @@ impl Endpoint {
     }
 
     /// The old transport is used further: it had only stalled.
-    pub(super) fn end_stall(&mut self, token: FlowToken) {
+    pub(super) fn end_stall(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         flow.outage = None;
         flow.query = None;
         self.timers.clear_flow(token);
+        self.prefer_later(now, token);
     }
 }

@@ -268,6 +268,10 @@ impl Endpoint {
             Conn::Out { token, .. } => Some(*token),
             Conn::Fresh { .. } => None,
             Conn::Aside { peer } => return self.aside_lost(*peer, 0),
+            Conn::Trial { token } => {
+                let token = *token;
+                return self.trial_failed(now, token);
+            }
             // It is closed as soon as it is established.
             Conn::Knock { .. } => return,
             Conn::In { .. } => return self.lost_incoming(now, conn, true),
@@ -299,6 +303,11 @@ impl Endpoint {
                 let peer = *peer;
                 self.conns.remove(&conn);
                 self.aside_lost(peer, errno);
+            }
+            Some(Conn::Trial { token }) => {
+                let token = *token;
+                self.conns.remove(&conn);
+                self.trial_failed(now, token);
             }
             Some(Conn::Knock { peer }) => {
                 let peer = *peer;

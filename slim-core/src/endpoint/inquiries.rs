@@ -25,7 +25,7 @@ pub(super) const REFUSAL_AGE: Duration = Duration::from_millis(500);
 /// The state of all inquiries.
 pub(super) struct Inquiries {
     /// The job goes on without failed processes.
-    recovers: bool,
+    pub(super) recovers: bool,
     /// Processes that have not answered yet.
     pub(super) open: BTreeMap<EndpointId, Inquiry>,
     /// Oldest first.

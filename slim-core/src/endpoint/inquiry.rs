@@ -44,7 +44,11 @@ impl Endpoint {
         if confirmed || self.inquiries.is_gone(now, peer) {
             return self.process_gone(now, peer);
         }
-        match &self.flow(token).query {
+        match &mut self.flow(token).query {
+            Some(query) if query.purpose == QueryPurpose::HeadStart => {
+                query.purpose = purpose;
+                return;
+            }
             // The flow was to become plain TCP, but has lost its transport: the new question comes first.
             Some(query) if query.purpose == QueryPurpose::Plain => self.drop_query(token),
             Some(_) => return,
@@ -241,7 +245,7 @@ impl Endpoint {
         match purpose {
             Some(QueryPurpose::Eof) => {}
             Some(QueryPurpose::Plain) => return self.leave(now, token, Leaving::Ours),
-            Some(QueryPurpose::Death) | None => return,
+            Some(QueryPurpose::Death | QueryPurpose::HeadStart) | None => return,
         }
         self.verify(token);
         match self.proof(token) {
@@ -299,6 +303,13 @@ impl Endpoint {
             .collect()
     }
 
+    /// Whether the process is gone if QUERY is refused again. A flow that has not tried a connection yet is no reason.
+    fn refusals_suffice(&self, peer: EndpointId) -> bool {
+        let waiting = self.waiting(peer).into_iter();
+        let mut asked = waiting.filter_map(|token| self.flows[&token].query.as_ref());
+        asked.any(|query| query.purpose != QueryPurpose::HeadStart)
+    }
+
     fn close_inquiry(&mut self, peer: EndpointId) {
         let inquiry = self.inquiries.open.remove(&peer);
         self.timers.clear(TimerOwner::Peer(peer));
@@ -319,7 +330,7 @@ impl Endpoint {
         for token in waiting {
             match self.flow(token).query.as_ref().map(|query| query.purpose) {
                 Some(QueryPurpose::Eof) => self.query_about(now, token, 0),
-                Some(QueryPurpose::Death) => self.drop_query(token),
+                Some(QueryPurpose::Death | QueryPurpose::HeadStart) => self.drop_query(token),
                 // Sent outside the inquiry.
                 Some(QueryPurpose::Plain) | None => {}
             }
@@ -359,6 +370,7 @@ impl Endpoint {
             .collect();
         for peer in asked {
             let believed_after = self.believed_after(peer);
+            let suffices = self.refusals_suffice(peer);
             self.inquiries.note_refusal(now, peer.host, to.ip());
             let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
                 continue;
@@ -376,7 +388,9 @@ impl Endpoint {
                         now + believed_after.unwrap_or(CONFIRM_DEATH),
                     );
                 }
-                Some(first) if believed_after.is_some_and(|wait| now.since(first) >= wait) => {
+                Some(first)
+                    if suffices && believed_after.is_some_and(|wait| now.since(first) >= wait) =>
+                {
                     self.process_gone(now, peer);
                 }
                 // A duplicate, or the refusal of an earlier QUERY.

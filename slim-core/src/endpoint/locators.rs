@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::Endpoint;
+use super::flow::State;
 use super::processes::ToldLocators;
 use super::timer::TimerOwner;
 use crate::auth::Fresh;
@@ -22,8 +23,8 @@ use crate::wire::{LocatorList, Message, Offer, Parsed, feature};
 
 /// First wait for the answer to OFFER; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
-/// Number of OFFERs without an answer before the exchange ends. The next flow that becomes live starts a new one.
-const OFFERS: u32 = 6;
+/// Longest wait. When it is over, OFFER is sent only as long as a flow with the process is live. A flow that is live again begins anew.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// OFFERs that have not been answered yet.
 pub(super) struct Exchanges {
@@ -55,8 +56,8 @@ impl Exchanges {
 struct Exchange {
     /// The addresses of the process that OFFER goes to, and for each the flow whose key is used.
     ways: Vec<(IpAddr, FlowToken)>,
-    /// Number of OFFERs sent.
-    sent: u32,
+    /// The wait for the answer to the last OFFER.
+    wait: Duration,
 }
 
 /// The optional parts of the protocol that an endpoint with these transports and settings speaks.
@@ -92,13 +93,15 @@ impl Endpoint {
         for token in tokens {
             if self.carries(token) {
                 self.offer(now, token);
+                self.prefer_later(now, token);
             }
         }
     }
 
-    /// A flow is live: its connector starts the exchange of locators.
+    /// A flow is live, for the first time or again: its connector starts the exchange of locators. Its acceptor does so if it has changed
+    /// its locators: the peer may not have heard of that.
     pub(super) fn offer_later(&mut self, now: Time, token: FlowToken) {
-        if self.flows[&token].role == Role::Connector {
+        if self.flows[&token].role == Role::Connector || self.exchanges.serial > 1 {
             self.offer(now, token);
         }
     }
@@ -118,13 +121,13 @@ impl Endpoint {
         }
         let exchange = self.exchanges.open.entry(peer).or_insert(Exchange {
             ways: Vec::new(),
-            sent: 0,
+            wait: RETRY,
         });
         if exchange.ways.iter().any(|(ip, _)| *ip == at) {
             return;
         }
         exchange.ways.push((at, token));
-        exchange.sent = 1;
+        exchange.wait = RETRY;
         self.send_offer(token);
         self.timers.set(TimerOwner::Offer(peer), now + RETRY);
     }
@@ -149,10 +152,7 @@ impl Endpoint {
         let Some(exchange) = self.exchanges.open.get(&peer) else {
             return;
         };
-        let (sent, ways) = (exchange.sent, exchange.ways.clone());
-        if sent >= OFFERS {
-            return self.exchange_over(peer);
-        }
+        let (wait, ways) = ((exchange.wait * 2).min(LONGEST), exchange.ways.clone());
         // A flow that is over is replaced by another one with the same process and address.
         let mut left = Vec::new();
         for (at, token) in ways {
@@ -160,16 +160,27 @@ impl Endpoint {
                 let flow = &self.flows[flow];
                 flow.peer_id() == Some(peer) && flow.ends.remote().ip() == at
             };
-            let token = match self.carries(token) {
+            let is_live = |flow: &FlowToken| self.state(*flow) == Some(State::Live);
+            let mut others = self.flows.keys().copied();
+            let token = match is_live(&token) {
                 true => Some(token),
-                false => {
-                    let mut others = self.flows.keys().copied();
-                    others.find(|other| self.carries(*other) && here(other))
-                }
+                // A flow without a transport is a way as long as there is no better one.
+                false => others
+                    .find(|other| is_live(other) && here(other))
+                    .or_else(|| self.carries(token).then_some(token))
+                    .or_else(|| {
+                        let mut others = self.flows.keys().copied();
+                        others.find(|other| self.carries(*other) && here(other))
+                    }),
             };
             left.extend(token.map(|token| (at, token)));
         }
-        if left.is_empty() {
+        let mut left_flows = left.iter().map(|(_, token)| &self.flows[token]);
+        let goes_on = match wait < LONGEST {
+            true => left_flows.next().is_some(),
+            false => left_flows.any(|flow| flow.state() == State::Live),
+        };
+        if !goes_on {
             return self.exchange_over(peer);
         }
         for (_, token) in &left {
@@ -177,10 +188,9 @@ impl Endpoint {
         }
         if let Some(exchange) = self.exchanges.open.get_mut(&peer) {
             exchange.ways = left;
-            exchange.sent += 1;
+            exchange.wait = wait;
         }
-        self.timers
-            .set(TimerOwner::Offer(peer), now + RETRY * (1 << sent));
+        self.timers.set(TimerOwner::Offer(peer), now + wait);
     }
 
     fn exchange_over(&mut self, peer: EndpointId) {
@@ -240,15 +250,21 @@ impl Endpoint {
             heard: if known { offer.answers } else { 0 },
             locators,
         };
-        if !self.processes.tell(id, at, told) {
-            // An old OFFER, late or replayed; or the table is full.
-            return self.drop_one();
-        }
+        // An answer ends the exchange, even if its contents cannot be kept.
         if known && let Some(exchange) = self.exchanges.open.get_mut(&id) {
             exchange.ways.retain(|(ip, _)| *ip != at);
             if exchange.ways.is_empty() {
                 self.exchange_over(id);
             }
+        }
+        let news = self.processes.locators(id, at) != &*told.locators;
+        if !self.processes.tell(id, at, told) {
+            // An old OFFER, late or replayed; or the table is full.
+            return self.drop_one();
+        }
+        // OFFER is repeated, and may be replayed. Each flow with the process is looked at only if its locators have changed.
+        if news {
+            self.locators_told(now, id);
         }
         if offer.answers == 0 {
             let flow = offer.flow;

@@ -123,6 +123,7 @@ mod connecting;
 mod ends;
 mod errno;
 mod explain;
+mod failback;
 mod flow;
 mod handed;
 mod handle;
@@ -139,6 +140,7 @@ mod neighbours;
 mod others;
 mod out;
 mod outage;
+mod outlooks;
 mod pace;
 mod pairs;
 mod paths;
@@ -187,6 +189,7 @@ use asked::Askers;
 use candidates::Candidates;
 use close::{TOMB_AGE, Tombs};
 use ends::Ends;
+use failback::Failbacks;
 use hold::Holds;
 use inquiries::Inquiries;
 use late::Late;
@@ -194,6 +197,7 @@ use locators::{Exchanges, features_of};
 use negotiate::plain;
 use out::Out;
 use outage::{HoldState, Outage};
+use outlooks::Outlooks;
 use pace::Pace;
 use pairs::Offers;
 use pending::Pending;
@@ -244,6 +248,8 @@ pub struct Endpoint {
     hellos: Pace<SocketAddr>,
     /// By address: the flows that connect there to resume.
     connects: Pace<Locator>,
+    /// By locator: the flows that try a preferred kind there.
+    trials: Pace<Locator>,
     probes: Probes,
     silences: Silences,
     holds: Holds,
@@ -252,6 +258,9 @@ pub struct Endpoint {
     accusations: Accusations,
     /// Flows whose present transport, or the last one, goes through the witness.
     relayed: BTreeMap<FlowToken, Relayed>,
+    /// Connectors' flows that have, or had, another kind than TCP to choose.
+    failbacks: Failbacks,
+    outlooks: Outlooks,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Accepted connections on which no RESUME has come yet, oldest first.
@@ -300,6 +309,7 @@ impl Endpoint {
             shut_off: ShutOff::default(),
             hellos: Pace::default(),
             connects: Pace::default(),
+            trials: Pace::default(),
             probes: Probes::default(),
             silences: Silences::default(),
             holds: Holds::default(),
@@ -307,6 +317,8 @@ impl Endpoint {
             exchanges: Exchanges::default(),
             accusations: Accusations::default(),
             relayed: BTreeMap::new(),
+            failbacks: Failbacks::new(),
+            outlooks: Outlooks::default(),
             askers: Askers::default(),
             conns: Counted::default(),
             fresh: VecDeque::new(),

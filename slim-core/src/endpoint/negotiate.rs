@@ -439,6 +439,7 @@ impl Endpoint {
             Some((seq, how)) if how != FinHow::Reset => self.learn_final(token, seq, how),
             reset => self.flow(token).peer_fin = reset,
         }
+        self.prefer_later(now, token);
         if let Some(outage) = outage {
             self.begin_outage(now, token, *outage);
         }

@@ -8,7 +8,7 @@ use super::errno::{ECONNRESET, EPIPE};
 use crate::auth::Prepared;
 use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, Time};
-use crate::transport::Path;
+use crate::transport::{Locator, Path};
 
 /// The state of the attempts to get a new transport.
 pub(super) struct Attempts {
@@ -30,6 +30,8 @@ pub(super) struct Attempts {
     pub(super) replaced: u32,
     /// The address where the peer has answered a probe: the next connection goes there.
     pub(super) heard_at: Option<IpAddr>,
+    /// Locators that were bad when the window began. If the kinds changed their order within a window, one of them might miss its turn.
+    pub(super) bad: Vec<Locator>,
 }
 
 /// A flow is held after its attempts have failed.
@@ -95,6 +97,8 @@ pub(super) struct Outage {
     pub(super) replay_stalled: bool,
     /// The flow is held, or has been since the outage began.
     pub(super) hold: Option<HoldState>,
+    /// The transport is well: the flow moves to a kind that it prefers.
+    pub(super) moves: bool,
     /// Connections through the witness come first.
     pub(super) relay_first: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
@@ -130,6 +134,7 @@ impl Outage {
             small_segments: false,
             replay_stalled: false,
             hold: None,
+            moves: false,
             relay_first: false,
             key: OnceCell::new(),
         }
@@ -160,7 +165,10 @@ impl Outage {
     }
 
     pub(super) fn trouble(&self) -> Trouble {
-        self.cause.into()
+        match self.moves {
+            true => Trouble::Move,
+            false => self.cause.into(),
+        }
     }
 }
 

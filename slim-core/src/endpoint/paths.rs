@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::record::FlowRecord;
-use crate::addr::at_port;
+use crate::addr::{at_port, network_distance};
+use crate::ids::EndpointId;
 use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 
 /// The paths of a flow.
@@ -28,21 +29,25 @@ pub(super) enum RelayTurns {
 }
 
 impl Paths {
-    /// All paths to try. `others`: the peer's locators of other kinds than TCP. `host`: the id of this host. `own`: our
-    /// transports.
+    /// All paths to try. `others`: the peer's locators of other kinds than TCP. `id`: this endpoint. `own`: our transports.
     pub(super) fn of(
         flow: &FlowRecord,
         others: &[OtherLocator],
-        host: &[u8; 16],
+        id: &EndpointId,
         own: &Transports,
     ) -> Paths {
-        let tcp = tcp_paths(flow, host, &own.addrs);
+        let tcp = tcp_paths(flow, &id.host, &own.addrs);
         let home = tcp.first().copied();
+        let first = first_locator(flow, id);
         let of_kind = |kind| match kind {
             TransportKind::TCP => tcp.clone(),
             _ => {
                 let others = others.iter().filter(|locator| locator.kind() == kind);
-                others.map(|locator| Path::to(*locator)).collect()
+                let mut paths: Vec<_> = others.map(|locator| Path::to(*locator)).collect();
+                let len = paths.len().max(1);
+                paths.rotate_left(first % len);
+                paths.sort_by_key(|path| distance(path.to, flow.ends.remote().ip()));
+                paths
             }
         };
         let (relays, kinds): (Vec<_>, Vec<_>) =
@@ -53,6 +58,16 @@ impl Paths {
             home,
             relay: relays.into_iter().flat_map(of_kind).next(),
         }
+    }
+
+    /// Bad locators come behind the others of their kind, and kinds that have no others behind the other kinds. They keep their turns: what is known of them
+    /// may be out of date.
+    pub(super) fn put_back(&mut self, is_bad: impl Fn(Locator) -> bool) {
+        for paths in &mut self.by_kind {
+            paths.sort_by_key(|path| is_bad(path.to));
+        }
+        self.by_kind
+            .sort_by_key(|paths| paths.iter().all(|path| is_bad(path.to)));
     }
 
     /// The path of connection `turn` in window `n`. Every fourth connection goes through the witness, as `relay` says. Of the others, every
@@ -74,6 +89,12 @@ impl Paths {
         let kinds = self.by_kind.len();
         let paths = self.by_kind.get(at.checked_rem(kinds)?)?;
         paths.get(at / kinds % paths.len()).copied()
+    }
+
+    /// The paths of the kinds for which `wanted` holds, preferred kind first; none through the witness.
+    pub(super) fn of_kinds(&self, wanted: impl Fn(TransportKind) -> bool) -> Vec<Path> {
+        let all = self.by_kind.iter().flatten();
+        all.filter(|path| wanted(path.kind())).copied().collect()
     }
 
     /// Whether there is a path of another kind than TCP.
@@ -100,6 +121,32 @@ impl Paths {
         all.find(|path| path.local == local && leads(&path.to))
             .copied()
     }
+}
+
+/// Which of the peer's locators of a kind comes first, modulo their number, if none is nearer than others: each may be an adapter's port, and all shall be used. So the
+/// flows of processes with successive process ids begin with different ones, and those to addresses that follow each other.
+fn first_locator(flow: &FlowRecord, id: &EndpointId) -> usize {
+    let Some(peer) = &flow.peer else {
+        return 0;
+    };
+    let remote = flow.ends.remote().ip();
+    let addrs = &peer.process.addrs;
+    let line = addrs.iter().position(|ip| *ip == remote).unwrap_or(0);
+    let pids = id.pid.wrapping_add(peer.process.id.pid);
+    line.wrapping_add(pids as usize)
+}
+
+/// How far the peer's locator is from its address `ip`, if the locator begins with an address ([`OtherLocator`]). Otherwise it is a large number that says nothing.
+fn distance(to: Locator, ip: IpAddr) -> u32 {
+    let Locator::Other(other) = to else {
+        return 0;
+    };
+    let ip = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let there = other.bytes().first_chunk::<16>();
+    there.map_or(u128::BITS, |there| network_distance((*there).into(), ip))
 }
 
 /// Every (local, remote) pair to try; the first one leads to the address that the application had connected to. `own`: the
@@ -224,6 +271,24 @@ mod tests {
         };
         let first = [tcp(0), home, other, home, tcp(1), home, other, home];
         assert_eq!(order(&behind, 0), first);
+    }
+
+    #[test]
+    fn bad_locators_come_last() {
+        let home = tcp(0);
+        let first = |bad: &[Path]| {
+            let mut paths = Paths {
+                by_kind: vec![vec![other(1), other(2)], vec![home]],
+                home: Some(home),
+                relay: None,
+            };
+            paths.put_back(|to| bad.iter().any(|path| path.to == to));
+            [0, 2, 4, 6].map(|turn| paths.choose(0, turn, RelayTurns::Late).unwrap())
+        };
+        assert_eq!(first(&[]), [other(1), home, other(2), home]);
+        assert_eq!(first(&[other(1)]), [other(2), home, other(1), home]);
+        let both = [other(1), other(2)];
+        assert_eq!(first(&both), [home, other(1), home, other(2)]);
     }
 
     #[test]

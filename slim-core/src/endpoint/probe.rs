@@ -10,7 +10,8 @@
 //! later one, the earlier ones were lost, so the network was down and is back: all connections that
 //! hang are made anew at once, to the address that has answered. If it answers the first QUERY, the
 //! network works, and only connections that have waited far longer than that answer took are
-//! made anew: their SYN was lost, or the listener's queue was full.
+//! made anew: their SYN was lost, or the listener's queue was full. A connection of another kind than TCP has its own path, which may
+//! be the one that has failed, so TCP takes over after a short time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use super::resume::{Conn, Stage};
 use super::timer::{Timer, TimerOwner};
 use crate::auth::Fresh;
 use crate::ids::{EndpointId, FlowToken, Nonce, Time};
+use crate::transport::TransportKind;
 use crate::wire::{Message, Query};
 
 /// Interval between two QUERYs. It is at least [`PER_PEER`] times the number of probed peers, so that a
@@ -34,6 +36,9 @@ const SELDOM: Duration = Duration::from_millis(250);
 const SILENCE: u32 = 2;
 /// While the network works, a connection is replaced if it takes longer than this plus [`SLOW_TRIPS`] round trips.
 const SLOW: Duration = Duration::from_millis(400);
+/// The same for a kind that TCP can stand in for, since the peer has answered over IP; or the round trips, if they take longer. The flow comes
+/// back when that kind works again.
+const SLOW_OTHER: Duration = Duration::from_millis(30);
 const SLOW_TRIPS: u32 = 4;
 
 /// Peers that are being probed.
@@ -186,10 +191,20 @@ impl Endpoint {
         if silence {
             return self.connect_anew(now, token, via);
         }
-        if self.flows[&token].change.outgoing.is_none() {
+        let flow = &self.flows[&token];
+        if flow.change.outgoing.is_none() {
             return;
         }
-        let slow = SLOW + trip * SLOW_TRIPS;
+        let by_ip = matches!(
+            flow.connects_by(),
+            None | Some(TransportKind::TCP | TransportKind::RELAY)
+        );
+        let trips = trip * SLOW_TRIPS;
+        let slow = if by_ip {
+            SLOW + trips
+        } else {
+            SLOW_OTHER.max(trips)
+        };
         let age = self.connecting_for(now, token);
         if age >= slow {
             self.connect_anew(now, token, via);

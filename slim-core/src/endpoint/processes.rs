@@ -14,7 +14,7 @@ const TOLD: usize = 4096;
 const LEAST: usize = 64;
 
 /// The description of a process in its HELLO or HELLO_ACK.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerProcess {
     pub(super) id: EndpointId,
     pub(super) addrs: Box<[IpAddr]>,

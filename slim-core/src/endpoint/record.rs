@@ -202,6 +202,8 @@ pub(super) enum QueryPurpose {
     Eof,
     /// Does the peer process still exist?
     Death,
+    /// The connection has failed, and none has been tried yet: the first refusal of such a question counts for [`Death`](Self::Death).
+    HeadStart,
     /// Does the peer know that the flow is plain TCP?
     Plain,
 }
@@ -228,9 +230,14 @@ pub(super) enum Leaving {
 impl FlowRecord {
     /// The kind of the connection that the attempts have made last.
     pub(super) fn connects_by(&self) -> Option<TransportKind> {
+        self.connects_to().map(|to| to.kind())
+    }
+
+    /// Where that connection leads.
+    pub(super) fn connects_to(&self) -> Option<Locator> {
         let outage = self.outage.as_ref();
         let attempts = outage.and_then(|outage| outage.attempts.as_ref());
-        attempts.map(|attempts| attempts.path.kind())
+        attempts.map(|attempts| attempts.path.to)
     }
 
     pub(super) fn new(now: Time, token: FlowToken, role: Role, ends: Ends) -> Self {

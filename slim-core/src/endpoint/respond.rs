@@ -46,7 +46,7 @@ impl Endpoint {
     /// kind must itself decide which hosts may connect by it.
     pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: impl Into<Locator>) {
         let from = from.into();
-        let relayed = from.kind() == TransportKind::RELAY;
+        let kind = from.kind();
         let from = from.tcp();
         if from.is_some_and(|from| !self.may_know(from.ip())) {
             self.drop_one();
@@ -62,7 +62,7 @@ impl Endpoint {
             Conn::Fresh {
                 nonce_r,
                 since: now,
-                relayed,
+                kind,
             },
         );
         self.fresh.push_back(conn);
@@ -210,17 +210,17 @@ impl Endpoint {
         // RESUME_OK was not sent on the older connection, so it holds no stream bytes.
         let older = flow.change.accepted.replace(conn);
         let peer = flow.peer_id();
-        let relayed = matches!(
-            self.conns.get(&conn),
-            Some(Conn::Fresh { relayed: true, .. })
-        );
+        let kind = match self.conns.get(&conn) {
+            Some(Conn::Fresh { kind, .. }) => *kind,
+            _ => TransportKind::TCP,
+        };
         self.conns.insert(
             conn,
             Conn::In {
                 token,
                 epoch,
                 bound,
-                relayed,
+                kind,
                 confirm: None,
             },
         );
@@ -358,6 +358,8 @@ impl Endpoint {
             self.emit(token, event);
         }
         self.reach_later(now, token);
+        self.offer_later(now, token);
+        self.prefer_later(now, token);
         if let Some(leaving) = leaving {
             self.leave(now, token, leaving);
         }
@@ -394,6 +396,10 @@ impl Endpoint {
             (Conn::Aside { peer }, Message::Challenge(challenge)) => {
                 let peer = *peer;
                 self.on_challenge_aside(peer, &parsed, challenge);
+            }
+            (Conn::Trial { token }, Message::Challenge(challenge)) => {
+                let token = *token;
+                self.on_trial_challenge(now, token, conn, &parsed, challenge);
             }
             (Conn::Out { token, .. }, Message::ResumeOk(ok)) => {
                 let token = *token;

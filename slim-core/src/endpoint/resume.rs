@@ -32,19 +32,20 @@ pub(super) enum Conn {
     Aside { peer: EndpointId },
     /// Made by us, to see whether the resume port of a process refuses connections (`neighbours.rs`).
     Knock { peer: EndpointId },
+    /// Made by us, to try a kind of transport that the flow prefers (`failback.rs`).
+    Trial { token: FlowToken },
     /// Accepted; RESUME has not come yet.
     Fresh {
         nonce_r: Nonce,
         since: Time,
-        /// It comes through the witness.
-        relayed: bool,
+        kind: TransportKind,
     },
     /// Accepted; the proof in RESUME has verified for this flow.
     In {
         token: FlowToken,
         epoch: u64,
         bound: Bound,
-        relayed: bool,
+        kind: TransportKind,
         /// CONFIRM, if it came when the connection could not be used any more.
         confirm: Option<Confirm>,
     },
@@ -285,10 +286,11 @@ impl Endpoint {
         self.pause_attempts(now, token);
         let removed = self.conns.remove(&conn);
         let flow = self.flow(token);
-        let relayed = match removed {
-            Some(Conn::In { relayed, .. }) => relayed,
-            _ => flow.connects_by() == Some(TransportKind::RELAY),
+        let kind = match removed {
+            Some(Conn::In { kind, .. }) => kind,
+            _ => flow.connects_by().unwrap_or(TransportKind::TCP),
         };
+        let relayed = kind == TransportKind::RELAY;
         let closed = confirm.end.is_some_and(|end| end.closed);
         match relayed {
             true => {
@@ -299,6 +301,7 @@ impl Endpoint {
             }
             false => drop(self.relayed.remove(&token)),
         }
+        self.carried_by(now, token, kind);
         let flow = self.flow(token);
         flow.go(State::Resuming);
         flow.bar = Bar::Open;
@@ -382,6 +385,7 @@ impl Endpoint {
         for conn in conns.into_iter().flatten() {
             self.close_conn(conn);
         }
+        self.end_trial(now, token);
         for timer in [Timer::Hung, Timer::Stuck, Timer::Backoff, Timer::PeerSilent] {
             self.timers.clear(TimerOwner::Flow(token, timer));
         }

@@ -233,7 +233,7 @@ impl Endpoint {
         let flow = &self.flows[&token];
         let at = flow.ends.remote().ip();
         let others = flow.peer_id().map(|id| self.processes.locators(id, at));
-        Paths::of(flow, others.unwrap_or_default(), &self.id.host, &self.own).locators()
+        Paths::of(flow, others.unwrap_or_default(), &self.id, &self.own).locators()
     }
 }
 

@@ -53,6 +53,8 @@ impl Endpoint {
                 self.askers.len(),
                 self.hellos.len(),
                 self.connects.len(),
+                self.trials.len(),
+                self.outlooks.len(),
                 self.processes.len(),
                 self.silences.len(),
                 self.holds.len(),
@@ -75,6 +77,8 @@ impl Endpoint {
         self.inquiries.expire(now);
         self.hellos.expire(now);
         self.connects.expire(now);
+        self.trials.expire(now);
+        self.outlooks.expire(now);
         self.silences.expire(now);
         self.forget_holds();
         // After the tombs, because tombs refer to processes.

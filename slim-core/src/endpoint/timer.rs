@@ -62,6 +62,10 @@ pub(super) enum TimerOwner {
     Offer(EndpointId),
     /// A process that is accused at the witness (`accusations.rs`).
     Accusation(EndpointId),
+    /// A flow that prefers another kind of transport (`failback.rs`).
+    Failback(FlowToken),
+    /// Locators that failed are tried again (`failback.rs`).
+    Outlooks,
     /// Paths that are asked whether they are silent (`silence.rs`).
     Silences,
     /// The peers of held flows are asked (`hold.rs`).

@@ -65,6 +65,7 @@ macro_rules! as_text {
 as_text!(trouble, Trouble {
     Eof => "eof",
     Stall => "stall",
+    Move => "move",
     PeerAsked => "peer_asked",
 });
 

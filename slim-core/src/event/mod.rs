@@ -168,6 +168,8 @@ pub enum Trouble {
     Eof,
     /// No error, but acknowledgements do not advance.
     Stall,
+    /// No fault: the flow moves to a kind of transport that it prefers.
+    Move,
     /// The peer asked to resume.
     PeerAsked,
 }

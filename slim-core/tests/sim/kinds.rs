@@ -94,6 +94,24 @@ impl Kinds {
         }
     }
 
+    /// Both processes have both kinds, and the connector prefers the second one.
+    pub fn preferred(seed: u64) -> Kinds {
+        let mut dice = Dice::new(seed);
+        let some = Kinds::some(seed);
+        Kinds {
+            of: [
+                vec![MEMORY, TransportKind::TCP],
+                match dice.chance(50) {
+                    true => vec![MEMORY, TransportKind::TCP],
+                    false => vec![TransportKind::TCP, MEMORY],
+                },
+            ],
+            deaf: false,
+            software: dice.chance(50),
+            ..some
+        }
+    }
+
     /// Whether both processes have the second kind.
     pub fn shared(&self) -> bool {
         self.of.iter().all(|kinds| kinds.contains(&self.second()))

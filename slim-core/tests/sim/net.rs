@@ -202,7 +202,7 @@ impl World {
         self.owners.push([Owner::Nobody, Owner::Nobody]);
         self.made_at.push(self.places);
         let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {
-            0..=1 => self.dice.spread(400, 3 * SECOND),
+            0..=1 if self.readers_pause => self.dice.spread(400, 3 * SECOND),
             _ => 400,
         });
         self.lazy.push(lazy);

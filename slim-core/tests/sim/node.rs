@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use slim_core::endpoint::{Action, Endpoint, State, Tables};
-use slim_core::event::{Event, LegacyReason};
+use slim_core::event::{Event, LegacyReason, Trouble};
 use slim_core::{Cause, ConnId, FlowToken, Time, wire};
 
 use crate::event::Ev;
@@ -169,6 +169,9 @@ impl World {
                     self.stats.resumes += 1;
                     self.front(node, token).trying = false;
                 }
+                Event::Suspend {
+                    cause: Trouble::Move,
+                } => self.stats.moves += 1,
                 Event::Escalate { .. } => self.stats.escalations += 1,
                 Event::Hold => {
                     self.stats.held += 1;
@@ -408,6 +411,13 @@ impl World {
         }
     }
 
+    /// See [`Mutation::CloseWell`].
+    fn is_closed_unread(&self, node: usize, token: FlowToken) -> bool {
+        let tcp = self.nodes[node].fronts[&token].tcp;
+        let well = |(tcp, side): (usize, usize)| self.tcps[tcp].sides[side].dead.is_none();
+        self.mutation == Some(Mutation::CloseWell) && tcp.is_some_and(well)
+    }
+
     pub fn drain_to_stash(&mut self, node: usize, token: FlowToken) {
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
         let Some((tcp, side)) = front.tcp else {
@@ -451,7 +461,9 @@ impl World {
         if self.nodes[node].crashed {
             return Ok(());
         }
-        self.drain_to_stash(node, token);
+        if !self.is_closed_unread(node, token) {
+            self.drain_to_stash(node, token);
+        }
         let tcp = self.front(node, token).tcp.take();
         // Bytes may still arrive between the last read and the closing.
         self.later(0, 500, Ev::Drained { node, token, tcp });

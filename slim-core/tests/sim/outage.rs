@@ -269,7 +269,8 @@ impl World {
         let before = self.front(node, token).looked.replace(acked);
         if before.is_some_and(|before| before != acked) {
             self.front(node, token).looked = None;
-            self.nodes[node].endpoint.moves_on(token);
+            let now = self.clock(node);
+            self.nodes[node].endpoint.moves_on(now, token);
         }
     }
 

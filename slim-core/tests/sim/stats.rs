@@ -26,6 +26,8 @@ pub struct Stats {
     /// How often one side of a flow moved to the other kind of transport.
     pub to_memory: u64,
     pub to_tcp: u64,
+    /// How often a flow began to move to a kind that it prefers.
+    pub moves: u64,
     /// How often a flow began to rest, and how many timers have expired while all flows without a transport rested.
     pub held: u64,
     pub wakes: u64,
@@ -53,6 +55,7 @@ impl Stats {
         self.blackouts += other.blackouts;
         self.to_memory += other.to_memory;
         self.to_tcp += other.to_tcp;
+        self.moves += other.moves;
         self.held += other.held;
         self.wakes += other.wakes;
         self.rested += other.rested;

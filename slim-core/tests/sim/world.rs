@@ -36,6 +36,8 @@ pub enum Mutation {
     TrimRelayed,
     /// The driver believes what the adapters acknowledge on a queue pair.
     TrimArrived,
+    /// The driver closes an old transport that is well without reading it.
+    CloseWell,
     /// The driver keeps the rules, but the attacker is on the path and reads the traffic.
     ReadsAlong,
 }
@@ -67,6 +69,8 @@ pub struct World {
     pub flows: usize,
     /// How often, in percent, a driver that looks at a flow takes it for quiet.
     pub taken_for_quiet: u64,
+    /// Whether some readers of new connections pause for long.
+    pub readers_pause: bool,
     /// Most bytes that an application writes at once.
     pub chunk: u64,
     /// Connections that may still be broken during a resume.
@@ -150,6 +154,7 @@ impl World {
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
             taken_for_quiet: 30,
+            readers_pause: true,
             chunk: 500,
             snipes: dice.pick(0, 6),
             healthy: 0,
@@ -300,23 +305,7 @@ impl World {
 
     /// Runs to the end.
     pub fn run(&mut self) -> Result<(), String> {
-        while let Some(Reverse((at, number))) = self.queue.pop() {
-            let Some(event) = self.events.remove(&number) else {
-                continue;
-            };
-            self.now = self.now.max(at);
-            self.stats.events += 1;
-            if self.now > self.healthy + self.patience || self.all_over() {
-                break;
-            }
-            if self.trace {
-                self.tell(&event);
-            }
-            self.handle(event)?;
-            for node in 0..2 {
-                self.drive(node)?;
-            }
-        }
+        self.go_on()?;
         self.check_end()?;
         for n in 0..2 {
             let now = self.clock(n);
@@ -325,6 +314,31 @@ impl World {
                 let held = self.config.hold.unwrap_or_default();
                 node.forgets(now, held)
                     .map_err(|e| format!("side {n}: {e}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs until all flows are over, or have had their time.
+    pub fn go_on(&mut self) -> Result<(), String> {
+        while let Some(&Reverse((at, number))) = self.queue.peek()
+            && at <= self.healthy + self.patience
+        {
+            self.queue.pop();
+            let Some(event) = self.events.remove(&number) else {
+                continue;
+            };
+            self.now = self.now.max(at);
+            self.stats.events += 1;
+            if self.all_over() {
+                break;
+            }
+            if self.trace {
+                self.tell(&event);
+            }
+            self.handle(event)?;
+            for node in 0..2 {
+                self.drive(node)?;
             }
         }
         Ok(())

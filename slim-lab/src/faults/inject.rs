@@ -131,6 +131,26 @@ fn established(victim: &Netns, tuple: &SegmentTuple) -> io::Result<bool> {
     Ok(state.map_err(io::Error::other)? == Some(ESTABLISHED))
 }
 
+/// A packet socket on the interface of this name. Its reads do not wait: the newest frame is needed, not the next one.
+pub(super) fn packet_socket(
+    name: &str,
+) -> io::Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+    let all = datalink::interfaces();
+    let interface = all
+        .into_iter()
+        .find(|i| i.name == name)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no interface {name}")))?;
+    let config = datalink::Config {
+        read_buffer_size: SNIFF_BUFFER,
+        read_timeout: Some(Duration::ZERO),
+        ..Default::default()
+    };
+    match datalink::channel(&interface, config)? {
+        Channel::Ethernet(sender, receiver) => Ok((sender, receiver)),
+        _ => Err(io::Error::other("not an Ethernet interface")),
+    }
+}
+
 /// The addresses and ports of the connection, as in its packets.
 #[derive(Clone, Copy, Debug)]
 struct SegmentTuple {
@@ -182,27 +202,13 @@ struct Wire {
 
 impl Wire {
     fn open(name: &str) -> io::Result<Self> {
-        let interface = datalink::interfaces()
-            .into_iter()
-            .find(|i| i.name == name)
-            .ok_or_else(|| {
-                io::Error::new(io::ErrorKind::NotFound, format!("no interface {name}"))
-            })?;
-        let config = datalink::Config {
-            read_buffer_size: SNIFF_BUFFER,
-            // Do not block: the newest frame is needed, not the next one.
-            read_timeout: Some(Duration::ZERO),
-            ..Default::default()
-        };
-        match datalink::channel(&interface, config)? {
-            Channel::Ethernet(sender, receiver) => Ok(Wire {
-                interface: name.into(),
-                acknowledged: None,
-                sender,
-                receiver,
-            }),
-            _ => Err(io::Error::other("not an Ethernet interface")),
-        }
+        let (sender, receiver) = packet_socket(name)?;
+        Ok(Wire {
+            interface: name.into(),
+            acknowledged: None,
+            sender,
+            receiver,
+        })
     }
 
     /// The newest segment that the victim has sent on this connection; `None` if it sends none for [`LISTEN`].

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+use super::watcher::quoted;
 use crate::{Error, Netns, Node, Result};
 
 /// Guard of an interface that was taken down. Dropping it brings the interface up again.
@@ -13,27 +14,45 @@ pub struct Down {
     net: Netns,
     interface: String,
     routes: Vec<String>,
+    neighbours: Vec<String>,
     lifted: bool,
 }
 
 /// Takes the interface of `node` on path `path` down; the other end loses its carrier.
 pub fn down(node: &Node, path: usize) -> Result<Down> {
-    let interface = node.interface(path);
-    let net = node.net().clone();
-    let routes = own_routes(&net, &interface)?;
-    net.exec("ip", &["link", "set", &interface, "down"])?;
-    Ok(Down {
-        net,
-        interface,
-        routes,
+    interface_down(node.net(), &node.interface(path))
+}
+
+/// Takes an interface of `net` down.
+pub fn interface_down(net: &Netns, interface: &str) -> Result<Down> {
+    let mut down = Down {
+        net: net.clone(),
+        interface: interface.to_owned(),
+        routes: own_routes(net, interface)?,
+        neighbours: own_neighbours(net, interface)?,
         lifted: false,
-    })
+    };
+    let taken = net.exec("ip", &["link", "set", interface, "down"]);
+    down.lifted = taken.is_err();
+    taken.map(|_| down)
 }
 
 impl Down {
-    /// Brings the link up again, and restores the routes that were lost with it.
+    /// Brings the link up again, and restores the routes and neighbours that were lost with it.
     pub fn lift(mut self) -> Result<()> {
         self.up()
+    }
+
+    /// What a shell has to do for that.
+    pub(super) fn commands(&self) -> String {
+        let interface = quoted(&self.interface);
+        let mut commands = format!("inside ip link set {interface} up\n");
+        for (kind, all) in [("-4 route", &self.routes), ("neigh", &self.neighbours)] {
+            for one in all {
+                commands.push_str(&format!("inside ip {kind} replace {one} dev {interface}\n"));
+            }
+        }
+        commands
     }
 
     fn up(&mut self) -> Result<()> {
@@ -42,7 +61,8 @@ impl Down {
         }
         self.net
             .exec("ip", &["link", "set", &self.interface, "up"])?;
-        restore(&self.net, &self.interface, &self.routes)
+        restore(&self.net, &self.interface, &["-4", "route"], &self.routes)?;
+        restore(&self.net, &self.interface, &["neigh"], &self.neighbours)
     }
 }
 
@@ -104,7 +124,7 @@ impl Removed {
             self.net
                 .exec("ip", &["addr", "add", address, "dev", &self.interface])?;
         }
-        restore(&self.net, &self.interface, &self.routes)
+        restore(&self.net, &self.interface, &["-4", "route"], &self.routes)
     }
 }
 
@@ -167,30 +187,37 @@ pub fn hardware(node: &Node, path: usize) -> Result<String> {
     }
 }
 
-/// Routes over an interface, except those that the kernel makes by itself, and will make again.
+/// Routes over an interface, in all tables, except those that the kernel makes by itself, and will make again.
 fn own_routes(net: &Netns, interface: &str) -> Result<Vec<String>> {
-    let listing = net.exec("ip", &["-4", "route", "show", "dev", interface])?;
+    let words = ["-4", "route", "show", "table", "all", "dev", interface];
+    let listing = net.exec("ip", &words)?;
     Ok(listing
         .lines()
         .filter(|l| !l.contains("proto kernel"))
-        .map(route_of)
+        .map(without_flags)
         .collect())
 }
 
-fn restore(net: &Netns, interface: &str, routes: &[String]) -> Result<()> {
-    for route in routes {
-        let words = route.split_whitespace().chain(["dev", interface]);
-        let args: Vec<_> = ["-4", "route", "replace"]
-            .into_iter()
-            .chain(words)
-            .collect();
-        net.exec("ip", &args)?;
+/// The neighbours that somebody has set for good.
+fn own_neighbours(net: &Netns, interface: &str) -> Result<Vec<String>> {
+    let words = ["neigh", "show", "nud", "permanent", "dev", interface];
+    let listing = net.exec("ip", &words)?;
+    let words = |line: &str| without_flags(line).replace(" PERMANENT", " nud permanent");
+    Ok(listing.lines().map(words).collect())
+}
+
+/// Makes these routes or neighbours of an interface again.
+fn restore(net: &Netns, interface: &str, kind: &[&str], all: &[String]) -> Result<()> {
+    for one in all {
+        let words = one.split_whitespace().chain(["dev", interface]);
+        let kind = kind.iter().copied().chain(["replace"]);
+        net.exec("ip", &kind.chain(words).collect::<Vec<_>>())?;
     }
     Ok(())
 }
 
-/// The route without the flags that `ip` prints but does not accept.
-fn route_of(line: &str) -> String {
+/// The route or neighbour without the flags that `ip` prints but does not accept.
+fn without_flags(line: &str) -> String {
     let flags = ["linkdown", "dead"];
     line.split_whitespace()
         .filter(|w| !flags.contains(w))
@@ -214,7 +241,7 @@ mod tests {
         assert_eq!(address_of(line), Some("10.77.0.1/24"));
         assert_eq!(address_of("2: path0    inet6 fe80::1/64 scope link"), None);
         assert_eq!(
-            route_of("10.9.0.0/24 via 10.77.0.2 linkdown "),
+            without_flags("10.9.0.0/24 via 10.77.0.2 linkdown "),
             "10.9.0.0/24 via 10.77.0.2"
         );
     }

@@ -154,19 +154,26 @@ impl Mpi {
 
     /// The directory with the byte-transfer component for this MPI, built now; the reason if it cannot be built or loaded.
     pub fn component(&self) -> Result<PathBuf> {
-        let series = match self.flavor {
-            Flavor::OpenMpi4 => "openmpi4",
-            Flavor::OpenMpi5Components => "openmpi5",
-            _ => {
-                return Err(Error::Missing {
-                    what: format!("a component for {}", self.flavor),
-                    tried: Vec::new(),
-                    hint: "this MPI loads none; Open MPI 4.1 and Open MPI 5.0 with components do"
-                        .into(),
-                });
-            }
-        };
-        artifacts::component(&self.mpicc, series)
+        artifacts::component(&self.mpicc, self.series()?)
+    }
+
+    /// The directory where [`component`](Self::component) has built it: for machines on which nothing can be built.
+    pub fn built_component(&self) -> Result<PathBuf> {
+        Ok(artifacts::component_dir(self.series()?))
+    }
+
+    /// The series of Open MPI for which components are built.
+    fn series(&self) -> Result<&'static str> {
+        match self.flavor {
+            Flavor::OpenMpi4 => Ok("openmpi4"),
+            Flavor::OpenMpi5Components => Ok("openmpi5"),
+            _ => Err(Error::Missing {
+                what: format!("a component for {}", self.flavor),
+                tried: Vec::new(),
+                hint: "this MPI loads none; Open MPI 4.1 and Open MPI 5.0 with components do"
+                    .into(),
+            }),
+        }
     }
 
     /// Builds a program of the repository's `programs/`.

@@ -166,7 +166,7 @@ pub fn component_path(mpi: &Mpi, dir: &Path) -> OsString {
 }
 
 /// Options by which mpirun's ranks find the component in `dir`.
-fn component_arguments(mpi: &Mpi, dir: &Path) -> Vec<OsString> {
+pub fn component_arguments(mpi: &Mpi, dir: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = ["--mca", "mca_base_component_path"].map(Into::into).into();
     words.push(component_path(mpi, dir));
     if mpi.flavor() == Flavor::OpenMpi5Components {

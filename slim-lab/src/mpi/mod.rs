@@ -7,7 +7,7 @@ mod outcome;
 
 pub use install::{Flavor, Mpi, cache_dir};
 pub use job::{
-    Job, Started, ULFM_OPTIONS, by_tcp, component_path, component_placement, placement,
-    tcp_environment,
+    Job, Started, ULFM_OPTIONS, by_tcp, component_arguments, component_path, component_placement,
+    placement, tcp_environment,
 };
 pub use outcome::{JobVerdict, Outcome, Progress};

@@ -182,11 +182,22 @@ static void step_read(void) {
     for (int i = 0; i < r; i++) add((unsigned char)buf[i]);
 }
 
+// Waits until the peer's kernel has answered the last end of stream. On loopback it does that at once, mostly; on a busy machine it may take a moment. Only
+// after that shutdown fails, with ENOTCONN.
+static void settle(int fd) {
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    for (double t = now_s(); now_s() < t + 1; ms(1)) {
+        if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 || info.tcpi_state == TCP_CLOSE) return;
+    }
+}
+
 static void step_shutdown(void) {
     int s = pick();
     // For a reset connection SLIM does not know at once whether it is broken or at its end.
     if (s < 0 || of(s)->reset) return;
     struct object *o = of(s), *peer = peer_of(o);
+    if (o->kind == TCP && o->shut && o->ended) settle(slot_fd[s]);
     note("shutdown", s, shutdown(slot_fd[s], SHUT_WR));
     o->shut = 1;
     if (peer && (o->kind == TCP || o->kind == UNIX)) {

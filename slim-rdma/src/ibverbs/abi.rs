@@ -70,6 +70,12 @@ pub(super) struct ibv_pd {
     _opaque: [u8; 0],
 }
 
+/// An address handle.
+#[repr(C)]
+pub(super) struct ibv_ah {
+    _opaque: [u8; 0],
+}
+
 c_structs! {
     front ibv_device {
         _ops: [*mut c_void; 2],
@@ -266,8 +272,11 @@ c_structs! {
         send_flags: c_uint,
         /// In network byte order.
         imm_data: u32,
+        /// For datagrams, the address handle.
         remote_addr = "wr.rdma.remote_addr": u64,
+        /// For datagrams, the number of the peer's queue pair.
         rkey = "wr.rdma.rkey": u32,
+        remote_qkey = "wr.ud.remote_qkey": u32,
         _others: [u64; 9],
     }
 
@@ -311,6 +320,7 @@ c_constants! {
     IBV_GID_TYPE_ROCE_V1: u32 = 1;
     IBV_GID_TYPE_ROCE_V2: u32 = 2;
     IBV_QPT_RC: c_int = 2;
+    IBV_QPT_UD: c_int = 4;
     IBV_QPS_INIT: c_int = 1;
     IBV_QPS_RTR: c_int = 2;
     IBV_QPS_RTS: c_int = 3;
@@ -319,6 +329,7 @@ c_constants! {
     IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
     IBV_QP_PKEY_INDEX: c_int = 1 << 4;
     IBV_QP_PORT: c_int = 1 << 5;
+    IBV_QP_QKEY: c_int = 1 << 6;
     IBV_QP_AV: c_int = 1 << 7;
     IBV_QP_PATH_MTU: c_int = 1 << 8;
     IBV_QP_TIMEOUT: c_int = 1 << 9;
@@ -334,6 +345,7 @@ c_constants! {
     IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
     IBV_WR_RDMA_WRITE: c_int = 0;
     IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
+    IBV_WR_SEND: c_int = 2;
     IBV_SEND_SIGNALED: c_uint = 1 << 1;
     IBV_SEND_INLINE: c_uint = 1 << 3;
     IBV_WC_SUCCESS: c_int = 0;
@@ -342,6 +354,8 @@ c_constants! {
     IBV_WC_RETRY_EXC_ERR: c_int = 12;
     IBV_WC_RDMA_WRITE: c_int = 1;
     IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
+    IBV_WC_RECV: c_int = 128;
+    IBV_WC_GRH: c_uint = 1;
     IBV_EVENT_CQ_ERR: c_int = 0;
     IBV_EVENT_QP_FATAL: c_int = 1;
     IBV_EVENT_QP_REQ_ERR: c_int = 2;

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::datagrams::VerbsDatagrams;
 use super::error::AdapterError;
 use super::memory::RegisteredMemory;
 use super::objects::PairObjects;
@@ -97,6 +98,14 @@ impl VerbsAdapter {
         self.port.events()
     }
 
+    /// Opens a queue for datagrams at this port. It lives as long as it is kept, and not as this handle.
+    ///
+    /// # Errors
+    /// The adapter has no queue pair for datagrams, or no memory.
+    pub fn datagrams(&self) -> Result<VerbsDatagrams, VerbsError> {
+        VerbsDatagrams::open(&self.port)
+    }
+
     /// Whether this handle has made nothing that is not destroyed yet.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty() && self.regions.is_empty()
@@ -122,7 +131,7 @@ impl VerbsAdapter {
 impl Verbs for VerbsAdapter {
     fn register(&mut self, len: usize, access: Access) -> Result<RegionId, VerbsError> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let memory = RegisteredMemory::new(&self.port, len, access)?;
+        let memory = RegisteredMemory::new(&self.port, len, access.into())?;
         let id = RegionId(COUNT.fetch_add(1, Ordering::Relaxed));
         self.regions.insert(id, memory);
         Ok(id)

@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::abi::{
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
-    ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr,
 };
 use super::error::AdapterError;
 
@@ -77,6 +78,9 @@ c_functions! {
     ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
         = "int ibv_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int)";
     ibv_destroy_qp: fn(*mut ibv_qp) -> c_int = "int ibv_destroy_qp(struct ibv_qp *)";
+    ibv_create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah
+        = "struct ibv_ah *ibv_create_ah(struct ibv_pd *, struct ibv_ah_attr *)";
+    ibv_destroy_ah: fn(*mut ibv_ah) -> c_int = "int ibv_destroy_ah(struct ibv_ah *)";
     ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int
         = "int ibv_get_async_event(struct ibv_context *, struct ibv_async_event *)";
     ibv_ack_async_event: fn(*mut ibv_async_event) = "void ibv_ack_async_event(struct ibv_async_event *)";

@@ -10,6 +10,26 @@ use super::port::OpenPort;
 use crate::address::RemoteKey;
 use crate::verbs::{Access, VerbsError};
 
+/// What adapters do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryAccess {
+    /// The own one reads it.
+    Read,
+    /// The own one reads it, and writes received messages to it.
+    Receive,
+    /// A peer writes to it.
+    Remote,
+}
+
+impl From<Access> for MemoryAccess {
+    fn from(access: Access) -> Self {
+        match access {
+            Access::Local => MemoryAccess::Read,
+            Access::Remote => MemoryAccess::Remote,
+        }
+    }
+}
+
 /// Memory of its own that is registered. Adapters write to it at any time, so it is never seen through references.
 pub(super) struct RegisteredMemory {
     port: Arc<OpenPort>,
@@ -27,7 +47,7 @@ impl RegisteredMemory {
     pub(super) fn new(
         port: &Arc<OpenPort>,
         len: usize,
-        access: Access,
+        access: MemoryAccess,
     ) -> Result<Self, VerbsError> {
         port.check()?;
         // SAFETY: a new mapping, which nothing else uses.
@@ -58,8 +78,9 @@ impl RegisteredMemory {
             return Err(failed("madvise"));
         }
         let access = match access {
-            Access::Local => 0,
-            Access::Remote => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            MemoryAccess::Read => 0,
+            MemoryAccess::Receive => IBV_ACCESS_LOCAL_WRITE,
+            MemoryAccess::Remote => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
         };
         // SAFETY: the memory is mapped, and stays mapped until it is deregistered.
         let mr = unsafe { (port.device.library.ibv_reg_mr)(port.pd, base, len, access) };

@@ -13,20 +13,27 @@
 //! | `port` | [`PortSettings`], and an open port: events, completions that are reported |
 //! | `owner` | whether a process is a child of the one that has opened a port |
 //! | `memory` | registered memory |
-//! | `objects` | a queue pair with its completion queue |
+//! | `queues` | a queue pair of any kind with its completion queue |
+//! | `objects` | a reliable connected queue pair |
+//! | `datagrams` | [`VerbsDatagrams`]: a queue pair for unreliable datagrams |
+//! | `grh` | the header that an adapter puts before a datagram |
 //! | `adapter` | [`VerbsAdapter`]: the trait [`Verbs`](crate::Verbs) |
 
 mod abi;
 mod adapter;
+mod datagrams;
 mod devices;
 mod error;
+mod grh;
 mod library;
 mod memory;
 mod objects;
 mod owner;
 mod port;
+mod queues;
 
 pub use adapter::VerbsAdapter;
+pub use datagrams::{DatagramWay, DatagramWays, VerbsDatagrams};
 pub use devices::{DeviceInfo, GidInfo, GidKind, PortInfo, devices};
 pub use error::AdapterError;
 pub use port::PortSettings;

@@ -9,16 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::abi::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
     IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
-    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, ibv_async_event, ibv_comp_channel, ibv_cq, ibv_pd,
-    ibv_qp,
+    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, ibv_ah_attr, ibv_async_event, ibv_comp_channel,
+    ibv_cq, ibv_global_route, ibv_pd, ibv_qp,
 };
-use super::devices::{DeviceList, NOT_FOUND, OpenDevice, PortInfo};
+use super::devices::{DeviceList, NOT_FOUND, OpenDevice, PortInfo, gid_words};
 use super::error::AdapterError;
 use super::failed;
 use super::library::Library;
 use super::owner::PortOwner;
 use crate::address::{PathMtu, QpNumber};
 use crate::verbs::{AdapterEvent, VerbsError};
+
+/// Routers on the way.
+const HOPS: u8 = 64;
 
 /// Which port is used, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -285,6 +288,39 @@ impl OpenPort {
             true => Ok(()),
             false => Err(VerbsError::new("port of the parent process", libc::EPERM)),
         }
+    }
+
+    /// The path to the port with this address.
+    pub(super) fn path(
+        &self,
+        gid: [u8; 16],
+        lid: u16,
+        partition: u16,
+    ) -> Result<ibv_ah_attr, VerbsError> {
+        let own = &self.address;
+        let of_no_use = |what| Err(VerbsError::new(what, libc::EINVAL));
+        if (own.partition ^ partition) & 0x7fff != 0 {
+            return of_no_use("partition of the peer");
+        }
+        if (lid == 0) != own.ethernet {
+            return of_no_use("kind of the peer's port");
+        }
+        Ok(ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: gid_words(gid),
+                flow_label: 0,
+                sgid_index: own.gid_index,
+                hop_limit: HOPS,
+                traffic_class: self.settings.traffic_class,
+            },
+            dlid: lid,
+            sl: self.settings.service_level,
+            src_path_bits: 0,
+            static_rate: 0,
+            // InfiniBand needs the global identifier between two subnets only: its first half is the subnet.
+            is_global: u8::from(own.ethernet || gid[..8] != own.gid[..8]),
+            port_num: own.number,
+        })
     }
 
     /// Is readable when a completion is reported.

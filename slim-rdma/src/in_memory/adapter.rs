@@ -1,6 +1,8 @@
 //! The adapter of one host.
 
+use super::mail::MemoryDatagrams;
 use super::pairs::{Cargo, Packet, Posted};
+use super::ports::{PARTITION, gid};
 use super::{Fabric, FabricState};
 use crate::address::{PairAddress, PathMtu, QpNumber, RemoteKey};
 use crate::sizes::PairSizes;
@@ -30,6 +32,11 @@ pub struct MemoryAdapter {
 impl MemoryAdapter {
     pub(super) fn new(fabric: Fabric, host: usize) -> Self {
         MemoryAdapter { fabric, host }
+    }
+
+    /// Opens a queue for datagrams. Its number is never given again.
+    pub fn datagrams(&self) -> MemoryDatagrams {
+        MemoryDatagrams::open(self.fabric.clone(), self.host)
     }
 }
 
@@ -92,15 +99,18 @@ impl Verbs for MemoryAdapter {
 
     fn create(&mut self, sizes: &PairSizes) -> Result<CreatedPair, VerbsError> {
         let state = &mut *self.fabric.state();
+        if state.packets.pairs.len() >= state.most_pairs {
+            return Err(NO_MEMORY);
+        }
         let inline = sizes.inline.min(state.most_inline);
         let made = state
             .packets
             .create(self.host, sizes.depth, sizes.shape, inline);
         let (number, psn) = made.ok_or(NO_MEMORY)?;
         let address = PairAddress {
-            gid: (self.host as u128).to_be_bytes(),
+            gid: gid(self.host),
             lid: 0,
-            partition: u16::MAX,
+            partition: PARTITION,
             mtu: PathMtu::Mtu4096,
             number,
             psn,
@@ -115,17 +125,21 @@ impl Verbs for MemoryAdapter {
         let pair = state.packets.working(pair).ok_or(INVALID)?;
         pair.peer = Some(peer.number);
         pair.psn[1] = peer.psn;
+        state.ring_for_work();
         Ok(())
     }
 
     fn fail(&mut self, pair: QpNumber) {
-        self.fabric.state().fail(pair, WorkError::Flushed);
+        let mut state = self.fabric.state();
+        state.fail(pair, WorkError::Flushed);
+        state.ring_for_work();
     }
 
     fn destroy(&mut self, pair: QpNumber) {
         let mut state = self.fabric.state();
         state.fail(pair, WorkError::Flushed);
         state.packets.pairs.remove(&pair);
+        state.ring_for_work();
     }
 
     fn post_receive(&mut self, pair: QpNumber, id: u64) -> Result<(), VerbsError> {
@@ -135,6 +149,7 @@ impl Verbs for MemoryAdapter {
             return Err(NO_MEMORY);
         }
         pair.receives.push_back(id);
+        state.ring_for_work();
         Ok(())
     }
 
@@ -169,6 +184,7 @@ impl Verbs for MemoryAdapter {
             Payload::Inline(_) => state.tallies.inline += 1,
             Payload::Staged { .. } => state.tallies.staged += 1,
         }
+        state.ring_for_work();
         Ok(())
     }
 

@@ -7,6 +7,8 @@ use crate::address::{QpNumber, RemoteKey};
 use crate::sizes::RingShape;
 use crate::verbs::{Completed, Completion, RegionId, WorkError};
 
+/// The lowest number of a queue pair. Those below are the port's own.
+const FIRST_NUMBER: u32 = 2;
 /// Numbers of queue pairs are used again after this many, unless they are all in use.
 const NUMBERS: u32 = 6;
 /// Most queue pairs of a network.
@@ -133,7 +135,9 @@ impl Packets {
         inline: usize,
     ) -> Option<(QpNumber, u32)> {
         let few = (0..NUMBERS).map(|n| (self.count as u32 + n) % NUMBERS);
-        let mut numbers = few.chain(NUMBERS..MOST_PAIRS).map(QpNumber);
+        let mut numbers = few
+            .chain(NUMBERS..MOST_PAIRS)
+            .map(|n| QpNumber(FIRST_NUMBER + n));
         let number = numbers.find(|number| !self.pairs.contains_key(number))?;
         self.count += 1;
         // The finalizer of SplitMix64 over a counter.

@@ -1,6 +1,7 @@
 //! What can happen in a network.
 
-use super::pairs::{Accepted, Cargo, Packet};
+use super::mail::MailDelivery;
+use super::pairs::{Accepted, Cargo, MemoryPair, Packet};
 use super::{Fabric, FabricState};
 use crate::address::QpNumber;
 use crate::verbs::{AdapterEvent, Completed, Completion, WorkError};
@@ -26,6 +27,12 @@ pub enum Step {
     LoseCompletion(QpNumber),
     /// The oldest packet of a failed queue pair is lost.
     LoseLate,
+    /// The datagram with this index among those on their way arrives.
+    Deliver(usize),
+    /// It arrives, and will again.
+    DeliverTwice(usize),
+    /// It is lost.
+    LoseDatagram(usize),
 }
 
 impl Fabric {
@@ -54,6 +61,9 @@ impl Fabric {
         if !state.packets.late.is_empty() {
             steps.push(Step::ArriveLate);
         }
+        if state.mail.on_way() > 0 {
+            steps.push(Step::Deliver(0));
+        }
         steps
     }
 
@@ -74,7 +84,10 @@ impl Fabric {
                     state.tallies.late += (state.packets.accepted.len() - before) as u64;
                 }
             }
-            Step::Fail(number) => state.fail(number, WorkError::RetryExceeded),
+            Step::Fail(number) => {
+                state.fail(number, WorkError::RetryExceeded);
+                state.ring_for_work();
+            }
             Step::PlacePart(len) => state.place_part(len),
             Step::LoseCompletion(number) => {
                 if let Some(pair) = state.packets.pairs.get_mut(&number) {
@@ -82,6 +95,9 @@ impl Fabric {
                 }
             }
             Step::LoseLate => drop(state.packets.late.pop_front()),
+            Step::Deliver(at) => state.deliver_datagram(at, false),
+            Step::DeliverTwice(at) => state.deliver_datagram(at, true),
+            Step::LoseDatagram(at) => state.mail.lose(at),
         }
     }
 
@@ -119,7 +135,14 @@ impl FabricState {
             return;
         };
         let packet = pair.sends[at].packet.take().expect("just found");
-        let arrival = self.deliver(packet);
+        let host = pair.host;
+        let arrival = match self.cuts.has(host) {
+            true => {
+                self.moves += 1;
+                PacketFate::Strayed
+            }
+            false => self.deliver(packet),
+        };
         let Some(pair) = self.packets.working(number) else {
             return;
         };
@@ -142,7 +165,9 @@ impl FabricState {
         if pair.as_ref().is_some_and(|pair| pair.peer.is_none()) {
             return PacketFate::NotReady(packet);
         }
-        let Some(pair) = pair.filter(|pair| pair.psn[1] == packet.psn) else {
+        let cuts = &self.cuts;
+        let takes = |pair: &&mut MemoryPair| pair.psn[1] == packet.psn && !cuts.has(pair.host);
+        let Some(pair) = pair.filter(takes) else {
             self.moves += 1;
             self.tallies.strayed += 1;
             return PacketFate::Strayed;
@@ -161,6 +186,7 @@ impl FabricState {
                 self.fail(dest, WorkError::Flushed);
                 self.events
                     .push_back((host, AdapterEvent::PairFailed(dest)));
+                self.ring_for_report(host);
                 return PacketFate::Refused;
             }
         };
@@ -180,14 +206,39 @@ impl FabricState {
         PacketFate::Accepted
     }
 
+    fn deliver_datagram(&mut self, at: usize, again: bool) {
+        match self.mail.deliver(at, again, &self.cuts) {
+            MailDelivery::None => return,
+            MailDelivery::Taken(report) => {
+                self.tallies.delivered += 1;
+                if let Some((host, number)) = report {
+                    self.reports.push_back((host, number));
+                    self.ring_for_report(host);
+                }
+            }
+            MailDelivery::Dropped => self.tallies.undelivered += 1,
+        }
+        self.moves += 1;
+    }
+
     fn reveal(&mut self, number: QpNumber) {
         let Some(pair) = self.packets.pairs.get_mut(&number) else {
             return;
         };
-        let next = pair.hidden.pop_front();
-        self.moves += u64::from(next.is_some());
+        let mut next = pair.hidden.pop_front();
+        if next.is_some() {
+            self.moves += 1;
+            self.revealed += 1;
+            let revealed = self.revealed;
+            let is_lost = |each| revealed % each == 0;
+            next.take_if(|_| self.loses_each.is_some_and(is_lost));
+        }
         if next.is_some() && std::mem::take(&mut pair.armed) {
-            self.reports.push_back((pair.host, number));
+            let host = pair.host;
+            self.reports.push_back((host, number));
+            pair.seen.extend(next);
+            self.ring_for_report(host);
+            return;
         }
         pair.seen.extend(next);
     }

@@ -26,6 +26,22 @@ fn a_lost_completion_of_a_receive_is_noticed_before_wrong_bytes_are_read() {
 }
 
 #[test]
+fn a_lost_completion_that_no_message_follows_is_noticed_after_a_ping() {
+    let mut two = two(sizes(4096, 64));
+    two.send(&bytes(0, 10));
+    two.fabric.take(Step::Arrive(two.near.number()));
+    two.fabric.take(Step::Place);
+    two.fabric.take(Step::LoseCompletion(two.far.number()));
+    two.settle();
+    assert_eq!(two.recv(100), Err(PairError::WouldBlock));
+    two.near.ping(&mut two.here);
+    two.fabric.run();
+    let wrong = Break::WrongCompletion;
+    assert_eq!(two.recv(100), Err(PairError::Broken(wrong)));
+    assert_eq!(two.far.suspend(&mut two.there), 0);
+}
+
+#[test]
 fn data_that_arrived_counts_although_the_sender_was_told_that_it_failed() {
     let mut two = two(sizes(4096, 64));
     two.send(&bytes(0, 10));

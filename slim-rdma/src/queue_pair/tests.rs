@@ -129,6 +129,52 @@ fn a_sender_takes_what_the_ring_holds_and_goes_on_when_a_quarter_is_free() {
 }
 
 #[test]
+fn pieces_of_one_send_share_a_message() {
+    let mut two = two(sizes(64, 64));
+    let mut sent = 0;
+    // The last one goes around the end of the ring.
+    for (lens, inline, staged) in [
+        ([2, 3, 3], 1, 0),
+        ([8, 0, 0], 1, 0),
+        ([4, 20, 16], 0, 1),
+        ([6, 8, 7], 1, 1),
+    ] {
+        let before = two.fabric.tallies();
+        let data = bytes(sent, lens.iter().sum());
+        let (first, rest) = data.split_at(lens[0]);
+        let (second, third) = rest.split_at(lens[1]);
+        let slices = [first, second, third].map(IoSlice::new);
+        let mut pieces = Pieces::new(&slices);
+        let all = two.near.send_pieces(&mut two.here, &mut pieces);
+        assert_eq!((all, pieces.left()), (Ok(data.len()), 0));
+        let after = two.fabric.tallies();
+        let messages = [after.inline - before.inline, after.staged - before.staged];
+        assert_eq!(messages, [inline, staged], "{lens:?}");
+        two.settle();
+        assert_eq!(two.recv(100).unwrap(), data);
+        two.settle();
+        sent += data.len() as u64;
+    }
+    two.release();
+}
+
+#[test]
+fn a_send_of_pieces_takes_what_there_is_room_for_and_goes_on_there() {
+    let mut two = two(sizes(64, 64));
+    let data = bytes(0, 100);
+    let slices = [&data[..30], &data[30..70], &data[70..]].map(IoSlice::new);
+    let mut pieces = Pieces::new(&slices);
+    let mut got = Vec::new();
+    for sent in [Ok(64), Ok(36)] {
+        assert_eq!(two.near.send_pieces(&mut two.here, &mut pieces), sent);
+        two.settle();
+        got.extend(two.recv(100).unwrap());
+        two.settle();
+    }
+    assert_eq!((pieces.left(), got), (0, data));
+}
+
+#[test]
 fn without_a_completion_the_staging_ring_and_the_send_queue_are_not_used_again() {
     let mut two = two(PairSizes {
         staging: 64,
@@ -271,6 +317,7 @@ fn the_end_comes_behind_all_bytes() {
     assert_eq!(two.near.send(&mut two.here, &[1]), Err(PairError::Ended));
     two.settle();
     assert!(two.far.peer_has_ended());
+    assert_eq!(two.near.recorded_by_peer(), 60, "told at once");
     assert_eq!(two.recv(100).unwrap(), bytes(0, 60));
     assert_eq!(two.recv(100), Ok(Vec::new()));
     // The other direction goes on.

@@ -1,6 +1,8 @@
 //! A stream under arbitrary calls, for adapters of any kind.
 
-use slim_rdma::{HalfPair, PairError, PairSizes, QueuePair, Verbs};
+use std::io::IoSlice;
+
+use slim_rdma::{HalfPair, PairError, PairSizes, Pieces, QueuePair, Verbs};
 
 /// What a caller does, at which side, and with how much.
 #[derive(Clone, Debug)]
@@ -60,11 +62,16 @@ pub fn stream<V: Verbs>(
     });
     for call in calls.into_iter().chain(rest) {
         match call {
-            Call::Send(s, n) => match pairs[s].send(&mut adapters[s], &bytes(s, sent[s], n)) {
-                Ok(n) => sent[s] += n as u64,
-                Err(PairError::Ended) => assert!(ended[s]),
-                Err(e) => assert_eq!(e, PairError::WouldBlock),
-            },
+            Call::Send(s, n) => {
+                let data = bytes(s, sent[s], n);
+                let (first, rest) = data.split_at(n / 3);
+                let slices = [first, &rest[..n / 5], &rest[n / 5..]].map(IoSlice::new);
+                match pairs[s].send_pieces(&mut adapters[s], &mut Pieces::new(&slices)) {
+                    Ok(n) => sent[s] += n as u64,
+                    Err(PairError::Ended) => assert!(ended[s]),
+                    Err(e) => assert_eq!(e, PairError::WouldBlock),
+                }
+            }
             Call::Recv(s, n) => {
                 let mut buf = vec![0; n];
                 match pairs[s].recv(&mut adapters[s], &mut buf) {

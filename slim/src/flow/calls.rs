@@ -1,7 +1,6 @@
 //! Data calls, which never wait, and the faults that they meet on the transport.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,9 +8,10 @@ use slim_agent::MailboxState;
 use slim_core::replay::Replay;
 use slim_core::{Cause, Role, Verdict};
 use slim_stream::Inside;
-use slim_sys::{Errno, SignalsBlocked};
+use slim_sys::SignalsBlocked;
 
 use super::core::FlowCore;
+use super::transport::DataPath;
 use crate::error::TransferError;
 use crate::hub::bits;
 use crate::socket;
@@ -41,9 +41,9 @@ impl FlowCore {
         if self.queued.load(Ordering::SeqCst) || !matches!(self.enter(), Ok(true)) {
             return;
         }
-        let room = slim_sys::ready(self.fd.load(Ordering::Relaxed), libc::POLLOUT);
+        let room = self.way().has_room();
         self.leave();
-        if room != 0 && self.blocked.swap(false, Ordering::SeqCst) {
+        if room && self.blocked.swap(false, Ordering::SeqCst) {
             self.note_and(bits::WRITABLE, true);
         }
     }
@@ -60,8 +60,7 @@ impl FlowCore {
                     Verdict::Eof => Err(TransferError::ShutDown),
                 });
             }
-            let fd = self.fd.load(Ordering::Relaxed);
-            let sent = self.send_inside(fd, data);
+            let sent = self.send_inside(&self.way(), data);
             let again = match sent {
                 Err(TransferError::Lost(errno)) => self.fault(Cause::Errno(errno)),
                 _ => false,
@@ -73,16 +72,16 @@ impl FlowCore {
         }
     }
 
-    fn send_inside(&self, fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+    fn send_inside(&self, way: &DataPath, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
         let sent = self.with_half(|half| {
             // Checked while holding the half, so that no send follows the end of the stream.
             if self.stream.local_final().is_some() {
                 return Err(TransferError::ShutDown);
             }
-            let n = socket::send(fd, data).map_err(refused)?;
+            let n = way.send(data)?;
             if !self.plain.load(Ordering::Acquire) {
                 let copy = |from, replay: &mut Replay| push_from(data, from, n, replay);
-                half.account(n, copy, || self.stream.unacked(fd));
+                half.account(n, copy, || way.unacked(&self.stream));
             }
             // Updated while holding the half, in the order of the stream: posts derive their positions from it.
             self.sent.fetch_add(n as u64, Ordering::Relaxed);
@@ -134,8 +133,7 @@ impl FlowCore {
                     Verdict::Eof => Ok(0),
                 });
             }
-            let fd = self.fd.load(Ordering::Relaxed);
-            let got = socket::recv(fd, into).map_err(refused);
+            let got = self.way().recv(into);
             let again = match got {
                 Ok(0) if room => self.end_of_stream(true),
                 Ok(n) => {
@@ -230,7 +228,9 @@ impl FlowCore {
         if !matches!(self.enter(), Ok(true)) {
             return;
         }
-        let fd = self.fd.load(Ordering::Relaxed);
+        let DataPath::Socket(fd) = self.way() else {
+            return self.leave();
+        };
         let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // A connection that both ends have finished is closed in an orderly way. On plain TCP the bytes before an error are received first.
         let failed = !self.plain.load(Ordering::Acquire)
@@ -246,15 +246,6 @@ impl FlowCore {
             _ => {}
         }
         self.leave();
-    }
-}
-
-/// The result of a data call for an error of the kernel.
-pub(super) fn refused(errno: Errno) -> TransferError {
-    match errno {
-        libc::EAGAIN => TransferError::WouldBlock,
-        errno if socket::is_end(errno) => TransferError::Lost(errno),
-        errno => TransferError::Kernel(errno),
     }
 }
 

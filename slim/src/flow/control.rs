@@ -2,17 +2,19 @@
 //! stream.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, Verdict};
-use slim_stream::{Delivery, Drained, Probe, SendHalf, Undelivered};
-use slim_sys::{AckWait, Errno, KeepAlive, OwnFd};
+use slim_stream::carrier::IsCarrier;
+use slim_stream::{Carrier, Delivery, Drained, Probe, SendHalf, Undelivered};
+use slim_sys::{AckWait, Errno, KeepAlive};
 
 use super::core::{FlowCore, FlowCtl};
+use super::transport::{Carried, FlowTransport};
 use crate::event::FlowChange;
 use crate::hub::bits;
 use crate::socket;
@@ -43,17 +45,26 @@ impl FlowCore {
     /// Drains the old transport into the stash and closes it.
     fn drain_into(&self, ctl: &mut FlowCtl) {
         ctl.fault = None;
-        let Some(sock) = self.unwatch(ctl) else {
+        let Some(transport) = self.unwatch(ctl) else {
             return;
         };
-        let (fd, sent) = (sock.raw(), self.stream.sent());
-        ctl.receiving.shut_down(fd);
-        let drained = self.stream.drain(&mut ctl.receiving, fd, sent);
+        let drained = match &transport {
+            FlowTransport::Socket(sock) => {
+                let (fd, sent) = (sock.raw(), self.stream.sent());
+                ctl.receiving.shut_down(fd);
+                self.stream.drain(&mut ctl.receiving, fd, sent)
+            }
+            FlowTransport::Carrier(carried) => {
+                let carrier = &*carried.carrier;
+                self.stream.drain_carrier(&mut ctl.receiving, carrier)
+            }
+        };
         self.stashed
             .store(!ctl.receiving.stash.is_empty(), Ordering::Release);
-        if !ctl.receiving.retire() {
+        let given_up = ctl.receiving.retire();
+        if let (FlowTransport::Socket(sock), false) = (&transport, given_up) {
             // Stops the kernel from sending on it, and wakes waiting threads.
-            slim_sys::disconnect(fd);
+            slim_sys::disconnect(sock.raw());
         }
         if drained.is_err() {
             self.fail_desynchronized(ctl);
@@ -78,9 +89,10 @@ impl FlowCore {
         }
     }
 
-    /// Acts once no call is inside the stream, and not before: reports a fault to the agent; drains a flow that is given up, and sets
-    /// its verdict.
+    /// Acts once no call is inside the stream, and not before: closes the transport of a closed flow; reports a fault to the agent; drains a
+    /// flow that is given up, and sets its verdict.
     pub(super) fn conclude(&self, ctl: &mut FlowCtl) {
+        self.close_parted(ctl);
         if let Some((cause, told @ false)) = &mut ctl.fault
             && self.stream.idle()
         {
@@ -126,19 +138,34 @@ impl FlowCore {
 
     /// Lets data calls use the present transport again, whether the flow is protected or plain.
     fn reopen(&self, ctl: &FlowCtl) {
-        if let Some(sock) = ctl
-            .sock
-            .as_ref()
-            .filter(|_| self.stream.local_final().is_some())
-        {
-            slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
+        if self.stream.local_final().is_some() {
+            ctl.transport.iter().for_each(FlowTransport::end);
         }
         self.stream.open();
     }
 
+    /// Whether no data call is inside the stream. Then a carrier is suspended, before the peer hears of the suspension: it takes nothing
+    /// more from it, so the number of received bytes is final.
+    fn rests(&self, ctl: &FlowCtl) -> bool {
+        let idle = self.stream.idle();
+        if let (true, Some(FlowTransport::Carrier(carried))) = (idle, &ctl.transport) {
+            carried.carrier.suspend();
+        }
+        idle
+    }
+
+    /// Whether the present transport cannot be used again.
+    fn has_lost_it(ctl: &FlowCtl) -> bool {
+        match &ctl.transport {
+            None => true,
+            Some(FlowTransport::Socket(_)) => false,
+            Some(FlowTransport::Carrier(carried)) => carried.carrier.is_over(),
+        }
+    }
+
     /// Restores the keepalive settings of the transport, with which the kernel questioned the peer's kernel.
     fn stop_asking(ctl: &mut FlowCtl) {
-        if let (Some(as_it_was), Some(sock)) = (ctl.asking.take(), &ctl.sock) {
+        if let (Some(as_it_was), Some(sock)) = (ctl.asking.take(), ctl.socket()) {
             as_it_was.set(sock.raw());
         }
     }
@@ -187,7 +214,7 @@ impl FlowIo for FlowCore {
         if refused {
             self.stream.bar();
             ctl.given_up = Some(Verdict::Errno(libc::ECONNREFUSED));
-        } else if let Some(errno) = taken.or(ctl.sock.is_none().then_some(libc::ECONNRESET)) {
+        } else if let Some(errno) = taken.or(Self::has_lost_it(&ctl).then_some(libc::ECONNRESET)) {
             self.stream.bar();
             ctl.given_up.get_or_insert(Verdict::Errno(errno));
         } else if ctl.given_up.is_none() {
@@ -203,21 +230,21 @@ impl FlowIo for FlowCore {
         let mut ctl = self.ctl();
         self.stream.bar();
         self.suspended(&mut ctl, None, false);
-        self.stream.idle()
+        self.rests(&ctl)
     }
 
     fn idle(&self) -> bool {
-        self.stream.idle()
+        self.rests(&self.ctl())
     }
 
     fn connection_exists(&self) -> bool {
         let ctl = self.ctl();
-        let state = ctl.sock.as_ref().and_then(|s| slim_sys::tcp_state(s.raw()));
-        state.is_some_and(|state| state != slim_sys::TCP_CLOSE)
+        let transport = ctl.transport.as_ref();
+        transport.is_some_and(|transport| !transport.is_over())
     }
 
     fn connection(&self) -> Option<u64> {
-        self.ctl().accepted?.1
+        self.ctl().accepted?.1.map(NonZeroU64::get)
     }
 
     fn age(&self) -> Option<Duration> {
@@ -280,21 +307,35 @@ impl FlowIo for FlowCore {
     }
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        Self::stop_asking(&mut self.ctl());
-        transport.socket().map(drop)
+        self.prepare(transport)
     }
 
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
         Self::stop_asking(&mut self.ctl());
-        // Nothing to set: the agent's connections have `TCP_NODELAY`, the only option that the library sets.
-        transport.socket().map(drop)
+        match transport {
+            // Nothing to set: the agent's connections have `TCP_NODELAY`, the only option that the library sets.
+            TransportRef::Descriptor(_) | TransportRef::Relayed(_) => Ok(()),
+            TransportRef::Other(kind) if kind.is::<IsCarrier>() => Ok(()),
+            TransportRef::Other(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     fn install(&self, transport: Transport) {
         let mut ctl = self.ctl();
-        // Only transports with a descriptor come here: `before_connect` and `prepare` refuse others.
-        let Some((fd, relayed)) = transport.into_socket() else {
-            return;
+        let (transport, relayed) = match transport {
+            Transport::Descriptor(fd) => (FlowTransport::Socket(Arc::new(fd)), false),
+            Transport::Relayed(fd) => (FlowTransport::Socket(Arc::new(fd)), true),
+            Transport::Other(carrier) => match carrier.downcast::<Arc<dyn Carrier>>() {
+                Ok(carrier) => {
+                    let carried = Arc::new(Carried::new(*carrier));
+                    (FlowTransport::Carrier(carried), false)
+                }
+                // `before_connect` and `prepare` refuse all others, so the kind is not what it said. What was replayed is lost.
+                Err(_) => {
+                    self.fail_desynchronized(&mut ctl);
+                    return self.conclude_unlocked(ctl);
+                }
+            },
         };
         let ended = self.stream.ends_at(self.stream.received());
         if ctl.end_shown && !ended && !ctl.closed {
@@ -302,26 +343,36 @@ impl FlowIo for FlowCore {
             self.fail_desynchronized(&mut ctl);
         }
         if ctl.given_up.is_some() {
-            slim_sys::disconnect(fd.raw());
+            if let FlowTransport::Socket(sock) = &transport {
+                slim_sys::disconnect(sock.raw());
+            }
             self.agent().out_of_step(self.token);
             return self.conclude_unlocked(ctl);
         }
-        self.stream.install(&mut ctl.receiving, fd.raw(), relayed);
-        self.fd.store(fd.raw(), Ordering::Relaxed);
+        match &transport {
+            FlowTransport::Socket(sock) => {
+                self.stream.install(&mut ctl.receiving, sock.raw(), relayed);
+            }
+            FlowTransport::Carrier(carried) => {
+                let carrier = &*carried.carrier;
+                self.stream.install_carrier(&mut ctl.receiving, carrier);
+            }
+        }
+        if let (Some(bytes), Some(sock)) = (ctl.unsent_limit, transport.socket()) {
+            socket::limit_unsent(sock, bytes.get());
+        }
+        // Before it is watched: what the poll set reports then is a carrier's.
+        let transport = self.carry_by(&mut ctl.transport, transport);
         ctl.taken = None;
         ctl.resumes += 1;
         let (away, _) = self.end_suspension(&mut ctl);
         if !ctl.closed {
             // If this fails for lack of memory, `note` below still reports the flow, and data calls find its state.
-            let _ = self.hub.watch_flow(&fd, self.id());
+            let _ = transport.watch(&self.hub, self.id());
             let replayed = ctl.replaying;
             self.hub
                 .tell(self.id(), FlowChange::Resumed { replayed, away });
         }
-        if let Some(bytes) = ctl.unsent_limit {
-            socket::limit_unsent(&fd, bytes);
-        }
-        ctl.sock = Some(Arc::new(fd));
         self.stream.open();
         // Under the lock: a thread that finds the transport and begins to wait must find the signal changed, too.
         self.note(BACK);
@@ -338,7 +389,7 @@ impl FlowIo for FlowCore {
             _ => ctl.taken,
         };
         ctl.receiving.reinstate();
-        if let Some(errno) = met.or(ctl.sock.is_none().then_some(libc::ECONNRESET)) {
+        if let Some(errno) = met.or(Self::has_lost_it(&ctl).then_some(libc::ECONNRESET)) {
             // A call has met an error since the agent's decision: start over with that error.
             if legacy {
                 ctl.given_up.get_or_insert(Verdict::Errno(errno));
@@ -381,8 +432,12 @@ impl FlowIo for FlowCore {
     fn probe(&self) -> Probe {
         let waits = self.stream.is_relayed() && self.awaits_posts();
         let ctl = self.ctl();
-        let sock = ctl.sock.as_ref().filter(|_| !self.stream.is_barred());
-        let probe = sock.map_or(Probe::BUSY, |sock| self.stream.probe(sock.as_raw_fd()));
+        let transport = ctl.transport.as_ref();
+        let probe = match transport.filter(|_| !self.stream.is_barred()) {
+            None => Probe::BUSY,
+            Some(FlowTransport::Socket(sock)) => self.stream.probe(sock.raw()),
+            Some(FlowTransport::Carrier(carried)) => self.stream.probe_carrier(&*carried.carrier),
+        };
         Probe {
             full: probe.full || (probe.relayed && waits),
             ..probe
@@ -392,8 +447,8 @@ impl FlowIo for FlowCore {
     fn ack_wait(&self) -> Option<AckWait> {
         let ctl = self.ctl();
         let usable = !self.stream.is_barred() && !self.stream.is_relayed();
-        let sock = ctl.sock.as_ref().filter(|_| usable)?;
-        slim_sys::ack_wait(sock.as_raw_fd())
+        let sock = ctl.socket().filter(|_| usable)?;
+        slim_sys::ack_wait(sock.raw())
     }
 
     fn ask_kernel(&self, on: bool) {
@@ -401,7 +456,7 @@ impl FlowIo for FlowCore {
         if !on {
             return Self::stop_asking(&mut ctl);
         }
-        let sock = ctl.sock.as_ref().map(|sock| sock.raw());
+        let sock = ctl.socket().map(|sock| sock.raw());
         if let (Some(fd), None) = (sock, &ctl.asking) {
             ctl.asking = KeepAlive::of(fd);
             KeepAlive::SOON.set(fd);
@@ -410,19 +465,19 @@ impl FlowIo for FlowCore {
 
     fn kernel_answered(&self, since: Duration) -> bool {
         let ctl = self.ctl();
-        let sock: Option<&OwnFd> = ctl.sock.as_deref();
+        let sock = ctl.socket();
         sock.is_some_and(|sock| slim_sys::answered_within(sock.raw(), since))
     }
 
     fn undelivered(&self) -> Option<Undelivered> {
         let mut ctl = self.ctl();
         let away = self.stream.is_barred();
-        let undelivered = match ctl.sock.as_ref().filter(|_| ctl.verdict.is_none()) {
+        let undelivered = match ctl.transport.as_ref().filter(|_| ctl.verdict.is_none()) {
             _ if ctl.verdict.is_some() => None,
             _ if !ctl.closed => Some(self.stream.undelivered()),
             None => away.then(|| self.stream.undelivered()),
             Some(_) if away => Some(self.stream.undelivered()),
-            Some(sock) => match self.stream.delivery(sock.raw()) {
+            Some(transport) => match transport.delivery(&self.stream) {
                 Delivery::Done => None,
                 Delivery::Undelivered(rest) => Some(rest),
                 Delivery::Broken(rest) => {
@@ -434,7 +489,7 @@ impl FlowIo for FlowCore {
             },
         };
         if undelivered.is_none() {
-            self.unwatch(&mut ctl);
+            self.part_with_transport(&mut ctl);
             self.linger_no_more(&mut ctl);
         }
         undelivered

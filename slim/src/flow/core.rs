@@ -6,6 +6,8 @@
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 
 use super::introducing::Introducing;
 use super::posts::Posts;
+use super::transport::{Carried, DataPath, FlowTransport};
 use crate::error::{NotOpened, TransferError};
 use crate::event::{FlowChange, FlowDelivery, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
@@ -31,8 +34,10 @@ pub(crate) struct FlowCore {
     /// The peer's end of the first connection. It changes while the doors of a blob are tried.
     remote: Mutex<SocketAddr>,
     pub(super) stream: Stream,
-    /// The transport's descriptor. Valid only for calls inside the stream.
+    /// The transport's socket; [`CARRIED`](super::transport::CARRIED) if it is a carrier. Valid only for calls inside the stream.
     pub(super) fd: AtomicI32,
+    /// The transport, if it is a carrier. Valid only for calls inside the stream.
+    pub(super) carrier: Mutex<Option<Arc<Carried>>>,
     /// The stash is not empty. Changed only while no call is inside, or by the call that takes bytes from the stash.
     pub(super) stashed: AtomicBool,
     pub(super) connecting: AtomicBool,
@@ -41,6 +46,8 @@ pub(crate) struct FlowCore {
     pub(super) closed: AtomicBool,
     /// A send found no room, or no send was tried yet: report when the flow becomes writable.
     pub(super) blocked: AtomicBool,
+    /// Blocking calls in a row that have not found anything on a carrier before they slept.
+    pub(super) vain_looks: AtomicU32,
     /// Changes that the program has not taken yet, in [`bits`].
     pub(super) news: AtomicU32,
     pub(super) sent: AtomicU64,
@@ -53,8 +60,7 @@ pub(crate) struct FlowCore {
 
 /// The part of a flow that changes with its transport.
 pub(super) struct FlowCtl {
-    /// The transport. Shared with waiting threads, so that its descriptor number is not reused while they poll it.
-    pub(super) sock: Option<Arc<OwnFd>>,
+    pub(super) transport: Option<FlowTransport>,
     pub(super) receiving: ReceiveHalf,
     /// Our end of the first connection.
     pub(super) local: Option<SocketAddr>,
@@ -70,16 +76,18 @@ pub(super) struct FlowCtl {
     /// For a flow opened by blob: the introduction on the first connection, until the flow is open.
     pub(super) introducing: Option<Box<Introducing>>,
     pub(super) closed: bool,
+    /// Closed, and the transport is needed no more: it is dropped when no data call is inside.
+    pub(super) parted: bool,
     /// Closed, and counted as lingering.
     pub(super) lingers: bool,
     /// The program was shown an end of the stream before the peer could be asked about it.
     pub(super) end_shown: bool,
     /// For an accepted connection: when it was established, and its number in the kernel (`SO_COOKIE`).
-    pub(super) accepted: Option<(Instant, Option<u64>)>,
+    pub(super) accepted: Option<(Instant, Option<NonZeroU64>)>,
     /// The keepalive settings to restore after the kernel has questioned the peer's kernel.
     pub(super) asking: Option<KeepAlive>,
     /// Limit of bytes that the kernel takes and has not sent yet, if the program has set one.
-    pub(super) unsent_limit: Option<u32>,
+    pub(super) unsent_limit: Option<NonZeroU32>,
     pub(super) suspended: Option<Instant>,
     /// The program was told of the suspension.
     pub(super) told: bool,
@@ -88,6 +96,17 @@ pub(super) struct FlowCtl {
     /// The part of `replayed` that belongs to the present attempt at a resume.
     pub(super) replaying: u64,
     pub(super) away: Duration,
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FlowCtl {
+    /// The transport's socket, if it has one.
+    pub(super) fn socket(&self) -> Option<&Arc<OwnFd>> {
+        self.transport.as_ref()?.socket()
+    }
 }
 
 impl FlowCore {
@@ -126,7 +145,7 @@ impl FlowCore {
             let age = slim_sys::age_of_accepted(fd.raw()).unwrap_or_default();
             let now = Instant::now();
             let since = now.checked_sub(age).unwrap_or(now);
-            (since, slim_sys::cookie(fd.raw()))
+            (since, slim_sys::cookie(fd.raw()).and_then(NonZeroU64::new))
         });
         let core = Arc::new(Self {
             hub: hub.clone(),
@@ -135,19 +154,21 @@ impl FlowCore {
             remote: Mutex::new(remote),
             stream: Stream::new(),
             fd: AtomicI32::new(fd.raw()),
+            carrier: Mutex::default(),
             stashed: AtomicBool::new(false),
             connecting: AtomicBool::new(role == Role::Connector),
             plain: AtomicBool::new(false),
             live: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             blocked: AtomicBool::new(true),
+            vain_looks: AtomicU32::new(0),
             news: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             queued: AtomicBool::new(false),
             posts: Mutex::default(),
             ctl: Mutex::new(FlowCtl {
-                sock: Some(fd.clone()),
+                transport: Some(FlowTransport::Socket(fd.clone())),
                 receiving: ReceiveHalf::new(role == Role::Connector),
                 local: None,
                 fault: None,
@@ -157,6 +178,7 @@ impl FlowCore {
                 known: false,
                 introducing,
                 closed: false,
+                parted: false,
                 lingers: false,
                 end_shown: false,
                 accepted,
@@ -189,11 +211,11 @@ impl FlowCore {
     }
 
     pub(super) fn ctl(&self) -> MutexGuard<'_, FlowCtl> {
-        self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.ctl)
     }
 
     pub(super) fn remote(&self) -> SocketAddr {
-        *self.remote.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.remote)
     }
 
     pub(super) fn first_local(&self) -> Option<SocketAddr> {
@@ -202,8 +224,9 @@ impl FlowCore {
 
     pub(super) fn present_ends(&self) -> Option<(SocketAddr, SocketAddr)> {
         let ctl = self.ctl();
-        let sock = ctl.sock.as_ref().filter(|_| !self.stream.is_barred())?;
-        socket::ends(sock)
+        let transport = ctl.transport.as_ref();
+        let transport = transport.filter(|_| !self.stream.is_barred())?;
+        socket::ends(transport.socket()?)
     }
 
     pub(super) fn state(self: &Arc<Self>) -> StreamState {
@@ -279,7 +302,7 @@ impl FlowCore {
     /// if it was introduced.
     fn go_on_connecting(&self, ctl: &mut FlowCtl) -> Result<Option<Option<Agreed>>, Errno> {
         loop {
-            let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
+            let Some(fd) = ctl.socket().map(|sock| sock.raw()) else {
                 return Ok(None);
             };
             // The kernel reports the error once, so it is not asked before there is an answer.
@@ -312,11 +335,10 @@ impl FlowCore {
         self.hub.watch_flow(&fd, self.id())?;
         if let Some(old) = self.unwatch(ctl) {
             // Wakes threads that wait on it.
-            slim_sys::disconnect(old.raw());
+            slim_sys::disconnect(old.as_raw_fd());
         }
-        *self.remote.lock().unwrap_or_else(PoisonError::into_inner) = door;
-        self.fd.store(fd.raw(), Ordering::Relaxed);
-        ctl.sock = Some(Arc::new(fd));
+        *locked(&self.remote) = door;
+        let _ = self.carry_by(&mut ctl.transport, FlowTransport::Socket(Arc::new(fd)));
         self.stream.wake();
         Ok(())
     }
@@ -325,7 +347,8 @@ impl FlowCore {
     /// the flow as agreed, and the message `last`, if not empty, is sent before the flow's first bytes.
     pub(super) fn begin(self: &Arc<Self>, agreed: Option<(Agreed, &[u8])>) {
         let mut ctl = self.ctl();
-        let Some(sock) = ctl.sock.clone().filter(|_| !ctl.known && !ctl.closed) else {
+        let sock = ctl.socket().cloned();
+        let Some(sock) = sock.filter(|_| !ctl.known && !ctl.closed) else {
             return;
         };
         let Some(local) = socket::local(&sock) else {
@@ -368,8 +391,8 @@ impl FlowCore {
     /// Limits the bytes that the kernel takes and has not sent yet, on this transport and on later ones.
     pub(super) fn limit_unsent(&self, bytes: u32) {
         let mut ctl = self.ctl();
-        ctl.unsent_limit = Some(bytes);
-        if let Some(sock) = &ctl.sock {
+        ctl.unsent_limit = NonZeroU32::new(bytes);
+        if let Some(sock) = ctl.socket() {
             socket::limit_unsent(sock, bytes);
         }
     }
@@ -379,16 +402,19 @@ impl FlowCore {
         if !matches!(self.enter(), Ok(true)) {
             return None;
         }
-        let fd = self.fd.load(Ordering::Relaxed);
+        let way = self.way();
         // Read while holding the half, so that no send comes between both numbers.
         let (sent, unacked) = self.with_half(|half| {
             let sent = self.sent.load(Ordering::Relaxed);
             match self.stream.is_relayed() {
                 true => (sent, half.replay.len() as u64),
-                false => (sent, self.stream.unacked(fd)),
+                false => (sent, way.unacked(&self.stream)),
             }
         });
-        let info = slim_sys::tcp_info(fd);
+        let info = match way {
+            DataPath::Socket(fd) => slim_sys::tcp_info(fd),
+            DataPath::Carrier(_) | DataPath::Gone => None,
+        };
         self.leave();
         Some(FlowDelivery {
             sent,
@@ -443,10 +469,11 @@ impl FlowCore {
     }
 
     /// Takes the transport out of the poll set and out of the flow.
-    pub(super) fn unwatch(&self, ctl: &mut FlowCtl) -> Option<Arc<OwnFd>> {
-        let sock = ctl.sock.take()?;
-        self.hub.unwatch(&sock);
-        Some(sock)
+    pub(super) fn unwatch(&self, ctl: &mut FlowCtl) -> Option<FlowTransport> {
+        let transport = ctl.transport.take()?;
+        self.hub.unwatch(transport.descriptor());
+        self.forget_carrier();
+        Some(transport)
     }
 
     /// Runs `f` with the sending half. Must not be called in a signal handler.

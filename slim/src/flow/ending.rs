@@ -7,6 +7,7 @@ use slim_core::FinHow;
 use slim_core::stash::Stash;
 
 use super::core::{FlowCore, FlowCtl};
+use super::transport::FlowTransport;
 use crate::error::TransferError;
 
 impl FlowCore {
@@ -26,8 +27,9 @@ impl FlowCore {
 
     /// Half-closes the transport. A suspended flow's transport is not touched: the next one is half-closed when it is installed.
     pub(super) fn shut_transport(&self, ctl: &FlowCtl) {
-        if let Some(sock) = ctl.sock.as_ref().filter(|_| !self.stream.is_barred()) {
-            slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
+        let transport = ctl.transport.as_ref();
+        if let Some(transport) = transport.filter(|_| !self.stream.is_barred()) {
+            transport.end();
         }
     }
 
@@ -45,6 +47,25 @@ impl FlowCore {
         self.release_posts();
     }
 
+    /// Parts with the transport for good. It is closed as soon as no data call is inside: a call that has read the number of the descriptor
+    /// must not use it for another file.
+    pub(super) fn part_with_transport(&self, ctl: &mut FlowCtl) {
+        self.stream.bar();
+        if let Some(transport) = &ctl.transport {
+            self.hub.unwatch(transport.descriptor());
+            self.forget_carrier();
+            ctl.parted = true;
+        }
+        self.close_parted(ctl);
+    }
+
+    /// Closes the transport with which the flow has parted, if no data call is inside.
+    pub(super) fn close_parted(&self, ctl: &mut FlowCtl) {
+        if ctl.parted && self.stream.idle() {
+            ctl.transport = None;
+        }
+    }
+
     fn close_locked(&self, reset: bool) {
         let mut ctl = self.ctl();
         if std::mem::replace(&mut ctl.closed, true) {
@@ -59,10 +80,10 @@ impl FlowCore {
             drop(ctl);
             return self.hub.remove(self.id(), Some(self.counters()));
         }
-        let sock = ctl.sock.clone();
-        let in_use = sock.as_ref().filter(|_| !self.stream.is_barred());
-        let in_kernel = || in_use.is_some_and(|sock| slim_sys::readable(sock.raw()) > 0);
-        let unread = || !ctl.receiving.stash.is_empty() || in_kernel();
+        let transport = ctl.transport.clone();
+        let in_use = transport.as_ref().filter(|_| !self.stream.is_barred());
+        let has_unread = || in_use.is_some_and(|transport| transport.unread() > 0);
+        let unread = || !ctl.receiving.stash.is_empty() || has_unread();
         let reset = reset || self.queued.load(Ordering::SeqCst) || unread();
         let end = self.end_sending().or_else(|| self.stream.local_final());
         let how = if reset { FinHow::Reset } else { FinHow::Close };
@@ -71,17 +92,24 @@ impl FlowCore {
             let end = end.unwrap_or_default();
             self.agent().finish(self.token, end, how);
         }
-        if let Some(sock) = &sock {
-            self.hub.unwatch(sock);
-        }
         ctl.receiving.stash = Stash::new();
         if reset {
-            if let Some(sock) = ctl.sock.take() {
-                let at_once = slim_sys::AT_ONCE;
-                slim_sys::set_option(sock.raw(), libc::SOL_SOCKET, libc::SO_LINGER, &at_once);
+            match &transport {
+                Some(FlowTransport::Socket(sock)) => {
+                    let at_once = slim_sys::AT_ONCE;
+                    slim_sys::set_option(sock.raw(), libc::SOL_SOCKET, libc::SO_LINGER, &at_once);
+                }
+                // Wakes threads that wait on it.
+                Some(FlowTransport::Carrier(carried)) => carried.carrier.suspend(),
+                None => {}
             }
+            drop(transport);
+            self.part_with_transport(&mut ctl);
             self.agent().gone(self.token);
         } else {
+            if let Some(transport) = &transport {
+                self.hub.unwatch(transport.descriptor());
+            }
             self.shut_transport(&ctl);
             if !self.plain.load(Ordering::Acquire) {
                 ctl.lingers = true;

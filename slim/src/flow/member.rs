@@ -11,6 +11,9 @@ use crate::hub::{Member, Update, bits};
 
 impl Member for FlowCore {
     fn ready(self: Arc<Self>, flags: EventFlags) {
+        if let Some(carried) = self.carried() {
+            return self.carrier_ready(&carried);
+        }
         let connecting = self.connecting.load(Ordering::Acquire);
         self.look_at_connecting();
         if flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP) {

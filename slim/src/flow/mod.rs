@@ -1,6 +1,7 @@
 //! Flows: the handle that the program holds.
 
 mod calls;
+mod carried;
 mod control;
 mod core;
 mod ending;
@@ -8,6 +9,7 @@ mod introducing;
 mod member;
 mod posting;
 mod posts;
+mod transport;
 mod wait;
 
 use std::fmt;
@@ -121,6 +123,12 @@ impl SessionFlow {
     /// Both ends of the present connection, this one first; `None` while the flow has none.
     pub fn connection(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.core.present_ends()
+    }
+
+    /// Whether the flow is carried by a transport of another kind than TCP. A data call that moves nothing makes no system call then, so it is cheaper to try
+    /// than to ask the session.
+    pub fn is_carried(&self) -> bool {
+        self.core.is_carried()
     }
 
     /// Limits the bytes that the kernel takes and has not sent to the network yet (`TCP_NOTSENT_LOWAT`); the limit holds for later

@@ -14,12 +14,10 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use bytes::{Buf, Bytes};
 use slim_core::{Cause, FinHow};
 
-use super::calls::refused;
 use super::core::FlowCore;
 use super::posts::{AfterPosts, Posts, TakenSlices};
 use crate::error::TransferError;
 use crate::hub::bits;
-use crate::socket;
 
 /// Pieces with fewer bytes are copied. `docs/design/posted-sends.md` has the measurement.
 const COPIED: usize = 1024;
@@ -181,7 +179,7 @@ impl FlowCore {
 
     /// Sends queued posts with one system call. The caller is inside the stream.
     fn send_posts(&self, posts: &mut Posts) -> Result<(), TransferError> {
-        let fd = self.fd.load(Ordering::Relaxed);
+        let way = self.way();
         let mut slices = [IoSlice::new(&[]); PIECES];
         let mut count = 0;
         for (slice, piece) in slices.iter_mut().zip(&posts.queue) {
@@ -192,10 +190,10 @@ impl FlowCore {
             if self.stream.local_final().is_some() {
                 return Err(TransferError::ShutDown);
             }
-            let n = socket::send(fd, &slices[..count]).map_err(refused)?;
+            let n = way.send(&slices[..count])?;
             if !self.plain.load(Ordering::Acquire) {
                 let pieces = TakenSlices::new(&posts.queue, n);
-                half.account_shared(pieces, COPIED, || self.stream.unacked(fd));
+                half.account_shared(pieces, COPIED, || way.unacked(&self.stream));
             }
             let before = self.sent.fetch_add(n as u64, Ordering::Relaxed);
             Ok((n, before + n as u64))
@@ -224,9 +222,9 @@ impl FlowCore {
         if posts.taken.is_empty() || !matches!(self.enter(), Ok(true)) {
             return;
         }
-        let fd = self.fd.load(Ordering::Relaxed);
+        let way = self.way();
         let acked = self.with_half(|half| {
-            let unacked = self.stream.unacked(fd);
+            let unacked = way.unacked(&self.stream);
             if self.plain.load(Ordering::Acquire) {
                 return self.sent.load(Ordering::Relaxed).saturating_sub(unacked);
             }

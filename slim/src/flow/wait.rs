@@ -1,16 +1,71 @@
 //! Blocking calls.
 
 use std::io::IoSlice;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::SessionFlow;
 use super::introducing::Introducing;
+use super::transport::FlowTransport;
 use crate::error::{ConnectError, TransferError};
 use crate::event::StreamState;
 
 /// Longest sleep of a waiting thread. It limits the delay of a wait whose flow or endpoint another thread closes.
 const SLICE: Duration = Duration::from_secs(1);
+
+/// How long a blocking call looks for completions of a carrier before it sleeps. A message that comes in this time wakes nobody, neither this thread nor the port's
+/// task before it. It is as long as such a message takes between threads that sleep, so that they need not go on sleeping because they have once begun.
+const LOOKS_FOR: Duration = Duration::from_micros(50);
+
+/// After so many calls of a flow that have looked in vain, only each 16th looks.
+const VAIN: u32 = 8;
+const RARELY: u32 = 16;
+
+/// The looks of a blocking call before it sleeps for the first time.
+enum Looks<'a> {
+    /// None yet. How many calls have looked in vain, or have not looked, since one has not.
+    Before(&'a AtomicU32),
+    /// One, for which the clock was not read.
+    First(&'a AtomicU32),
+    /// Until this time.
+    Until(Instant, &'a AtomicU32),
+    /// The last look.
+    Last(&'a AtomicU32),
+    Over,
+}
+
+impl Looks<'_> {
+    /// Lets other threads run. Returns whether the caller is to look once more. What others have done meanwhile is found even if they have taken all the time.
+    fn once_more(&mut self) -> bool {
+        match *self {
+            Self::Last(_) | Self::Over => {
+                *self = Self::Over;
+                return false;
+            }
+            Self::Before(vain) => {
+                let before = vain.fetch_add(1, Ordering::Relaxed);
+                if before >= VAIN && !before.is_multiple_of(RARELY) {
+                    *self = Self::Over;
+                    return false;
+                }
+                *self = Self::First(vain);
+            }
+            Self::First(vain) => *self = Self::Until(Instant::now() + LOOKS_FOR, vain),
+            Self::Until(end, vain) if Instant::now() >= end => *self = Self::Last(vain),
+            Self::Until(..) => {}
+        }
+        thread::yield_now();
+        true
+    }
+
+    /// The caller need not wait any more.
+    fn end(self) {
+        if let Self::First(vain) | Self::Until(_, vain) | Self::Last(vain) = self {
+            vain.store(0, Ordering::Relaxed);
+        }
+    }
+}
 
 /// Deadline of a blocking call.
 #[derive(Clone, Copy)]
@@ -170,11 +225,15 @@ impl SessionFlow {
         mut ask: impl FnMut() -> Result<usize, TransferError>,
     ) -> Result<usize, TransferError> {
         self.core.agent().attend();
+        let mut looks = Looks::Before(&self.core.vain_looks);
         loop {
             let seen = self.core.stream.signal();
             match ask() {
                 Err(TransferError::WouldBlock) => {}
-                answer => return answer,
+                answer => {
+                    looks.end();
+                    return answer;
+                }
             }
             if events == libc::POLLOUT && self.core.queued.load(Ordering::SeqCst) {
                 // Posts are sent first.
@@ -182,6 +241,9 @@ impl SessionFlow {
                 if !self.core.queued.load(Ordering::SeqCst) {
                     continue;
                 }
+            }
+            if self.core.is_carried() && looks.once_more() {
+                continue;
             }
             let slept = self.sleep(events, until, seen);
             slept.ok_or(TransferError::TimedOut)?;
@@ -193,19 +255,25 @@ impl SessionFlow {
     fn sleep(&self, events: i16, until: Until, seen: u32) -> Option<()> {
         let slice = until.slice()?;
         let core = &self.core;
-        let sock = {
+        let transport = {
             let ctl = core.ctl();
             if ctl.verdict.is_some() || ctl.closed {
                 return Some(());
             }
             // Held during the sleep, so that the descriptor number is not reused.
-            ctl.sock.clone().filter(|_| !core.stream.is_barred())
+            let transport = ctl.transport.clone();
+            transport.filter(|_| !core.stream.is_barred())
         };
-        match sock {
+        match transport {
             // The flow may have got this transport since the caller looked, and bytes in the stash with it.
             Some(_) if core.stream.signal() != seen => {}
             // If the transport is drained from here on, it is shut down first, which ends the poll.
-            Some(sock) => core.agent().wait_for(sock.raw(), events, slice),
+            Some(FlowTransport::Socket(sock)) => core.agent().wait_for(sock.raw(), events, slice),
+            Some(FlowTransport::Carrier(carried)) => {
+                if !core.sleep_on(&carried, seen, slice) {
+                    self.await_signal(seen, slice);
+                }
+            }
             None => self.await_signal(seen, slice),
         }
         Some(())
@@ -221,5 +289,33 @@ impl SessionFlow {
         } else {
             let _ = core.stream.wait(seen, Some(limit));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call that waits: how often it looks, if it finds something at the first look or never.
+    fn looks(vain: &AtomicU32, finds: bool) -> u32 {
+        let mut looks = Looks::Before(vain);
+        let mut n = 0;
+        while looks.once_more() {
+            n += 1;
+            if finds {
+                looks.end();
+                break;
+            }
+        }
+        n
+    }
+
+    #[test]
+    fn calls_that_look_in_vain_look_rarely_until_one_finds_something() {
+        let vain = AtomicU32::new(0);
+        let looked: Vec<_> = (0..80).filter(|_| looks(&vain, false) > 0).collect();
+        assert_eq!(looked, [0, 1, 2, 3, 4, 5, 6, 7, 16, 32, 48, 64]);
+        assert_eq!(looks(&vain, true), 1);
+        assert!(looks(&vain, false) >= 3);
     }
 }

@@ -249,6 +249,12 @@ impl Hub {
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
+    /// Watches the descriptor of a carrier, edge-triggered.
+    pub(crate) fn watch_carrier(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
+        use epoll::EventFlags as E;
+        self.watch(fd, id, E::IN | E::ET)
+    }
+
     /// Watches another descriptor of a member, level-triggered: an endpoint's poll set, or an alarm.
     pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)

@@ -455,6 +455,81 @@ fn a_dead_process_is_given_up_soon_in_a_job_with_recovery() {
     assert_eq!(pair.given_up(), Some((EscalateReason::PeerGone, evidence)));
 }
 
+/// The acceptor asks while it leaves the connector a head start.
+#[test]
+fn both_ends_hear_of_a_death_equally_soon() {
+    for (dead, left) in [(B, A), (A, B)] {
+        let mut pair = Pair::live_with(config());
+        (pair.tcp[dead], pair.udp[dead]) = (Net::Refuses, Net::Refuses);
+        pair.ends[left].fault(pair.now, FLOW, Cause::Errno(104));
+        pair.wait(ms(4));
+        assert_eq!(pair.verdict(left), None, "one refusal must be confirmed");
+        pair.wait(ms(3));
+        assert_eq!(pair.verdict(left), Some(Verdict::Errno(104)));
+    }
+}
+
+/// A firewall refuses datagrams for a while, and has reset a connection at its acceptor only. The peer lives, and takes new connections.
+#[test]
+fn an_acceptor_whose_datagrams_are_refused_tries_a_connection_before_it_gives_up() {
+    let mut pair = Pair::live_with(config());
+    pair.udp = [Net::Refuses; 2];
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(104));
+    pair.wait(ms(2_000));
+    assert_eq!(pair.verdict(B), None);
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+/// What the acceptor has asked during the head start does not outlive the connector's resume.
+#[test]
+fn a_question_of_the_head_start_ends_with_the_resume() {
+    for udp in [Net::Works, Net::Silent, Net::Refuses] {
+        let mut pair = Pair::live_with(config());
+        pair.udp[A] = udp;
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(104));
+        pair.run();
+        pair.wait(ms(1));
+        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(104));
+        pair.wait(ms(1));
+        assert_eq!(pair.states(), [State::Live; 2], "{udp:?}");
+        // It breaks again when the refusal is old enough for a second one to be believed.
+        pair.wait(ms(4));
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(104));
+        pair.run();
+        assert_eq!(pair.verdict(B), None, "{udp:?}");
+        pair.wait(ms(1));
+        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(104));
+        pair.wait(ms(1_000));
+        assert_eq!(
+            (pair.verdict(B), pair.states()),
+            (None, [State::Live; 2]),
+            "{udp:?}"
+        );
+        assert_eq!(pair.ends[B].inquiries.open.len(), 0);
+    }
+}
+
+/// One question is for all of them.
+#[test]
+fn many_flows_that_break_at_once_ask_little() {
+    for role in [A, B] {
+        let mut pair = Pair::with([config(), config()]);
+        pair.open_many(A, 10_000);
+        pair.open_many(B, 10_000);
+        pair.run();
+        assert_eq!(pair.many(B, 10_000, State::Live), 10_000);
+        pair.forget();
+        (pair.tcp[1 - role], pair.udp[1 - role]) = (Net::Refuses, Net::Refuses);
+        for flow in 0..10_000 {
+            pair.ends[role].fault(pair.now, FlowToken(1000 + flow), Cause::Errno(104));
+        }
+        pair.wait(ms(20));
+        assert_eq!(pair.many(role, 10_000, State::Escalated), 10_000);
+        let asked = pair.count(role, |a| matches!(a, Action::Datagram { .. }));
+        assert!(asked < 10, "{asked}");
+    }
+}
+
 /// A firewall refuses everything between two living processes. Their kernels have not ended the connection.
 #[test]
 fn refusals_alone_do_not_make_a_process_dead_if_a_witness_can_decide() {

@@ -226,7 +226,7 @@ fn a_stall_is_held_too_and_ends_with_the_kernels_error_or_with_bytes_that_move()
         );
         pair.forget();
         if moves {
-            pair.ends[A].moves_on(FLOW);
+            pair.ends[A].moves_on(pair.now, FLOW);
             assert!(!pair.ends[A].is_held(FLOW));
             continue;
         }

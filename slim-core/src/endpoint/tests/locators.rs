@@ -2,11 +2,15 @@
 
 use std::net::SocketAddr;
 
+use std::time::Duration;
+
 use super::pair::*;
 use crate::auth::{FlowKey, Fresh};
 use crate::config::Config;
+use crate::endpoint::ends::Ends;
+use crate::endpoint::paths::Paths;
 use crate::endpoint::{Action, Endpoint, State};
-use crate::ids::{Cause, FlowToken, Role};
+use crate::ids::{Cause, EndpointId, FlowToken, Role};
 use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 use crate::wire::{self, Kind, LocatorList, Message, Offer, feature};
 
@@ -14,7 +18,7 @@ const TCP: TransportKind = TransportKind::TCP;
 const OTHER: TransportKind = TransportKind::TEST;
 const STRANGE: TransportKind = TransportKind::new(241);
 
-fn locator(kind: TransportKind, n: usize) -> OtherLocator {
+pub(super) fn locator(kind: TransportKind, n: usize) -> OtherLocator {
     OtherLocator::new(kind, &[n as u8 + 1]).unwrap()
 }
 
@@ -28,18 +32,17 @@ pub(super) fn transports(n: usize, kinds: &[TransportKind]) -> Transports {
     }
 }
 
-fn with(kinds: [&[TransportKind]; 2]) -> Pair {
+/// A pair whose sides have these kinds, with a flow that is live at both ends.
+pub(super) fn live(kinds: [&[TransportKind]; 2]) -> Pair {
+    live_with(&Config::default(), kinds)
+}
+
+fn live_with(config: &Config, kinds: [&[TransportKind]; 2]) -> Pair {
     let mut pair = Pair::new();
     for (n, kinds) in kinds.into_iter().enumerate() {
         let own = transports(n, kinds);
-        pair.ends[n] = Endpoint::new(Config::default(), id(n), own, [n as u8; 32]);
+        pair.ends[n] = Endpoint::new(config.clone(), id(n), own, [n as u8; 32]);
     }
-    pair
-}
-
-/// A pair whose sides have these kinds, with a flow that is live at both ends.
-pub(super) fn live(kinds: [&[TransportKind]; 2]) -> Pair {
-    let mut pair = with(kinds);
     pair.open(A);
     pair.open(B);
     pair.run();
@@ -90,6 +93,72 @@ fn is_dropped(pair: &mut Pair, n: usize, data: &[u8]) {
     assert_eq!(pair.ends[n].dropped(), dropped + 1);
     assert_eq!(known(pair, n), before);
     assert_eq!(pair.ends[n].poll_action(), None);
+}
+
+/// A peer may have several adapters, and all are to be used.
+#[test]
+fn processes_and_addresses_begin_with_different_locators() {
+    let mut pair = both();
+    let all = [7, 8, 9].map(|n| locator(OTHER, n));
+    let end = &mut pair.ends[A];
+    let own = end.own.clone();
+    let flow = end.flows.get_mut(&FLOW).unwrap();
+    let (local, there) = flow.ends.both();
+    let addrs = [there.ip(), [10, 1, 0, 2].into(), [10, 2, 0, 2].into()];
+    let peer = flow.peer.as_mut().unwrap();
+    std::sync::Arc::make_mut(&mut peer.process).addrs = addrs.into_iter().collect();
+    let mut first = |all: &[OtherLocator], pid, ip| {
+        flow.ends = Ends::new(local, SocketAddr::new(ip, there.port()));
+        let paths = Paths::of(flow, all, &EndpointId { pid, ..id(A) }, &own);
+        paths.of_kinds(|kind| kind == OTHER)[0].to
+    };
+    let by_process = [1, 2, 3].map(|pid| first(&all, pid, addrs[0]));
+    let by_address = addrs.map(|ip| first(&all, 1, ip));
+    assert_eq!(by_process, by_address);
+    // Some locators begin with addresses.
+    let own_address = |ip: &str, more: &[u8]| {
+        let ip: std::net::Ipv4Addr = ip.parse().unwrap();
+        let bytes = [&ip.to_ipv6_mapped().octets(), more].concat();
+        OtherLocator::new(OTHER, &bytes).unwrap()
+    };
+    let near = ["10.0.0.2", "10.1.0.7", "10.2.0.2"].map(|ip| own_address(ip, b"more"));
+    for (n, ip) in addrs.into_iter().enumerate() {
+        for pid in 1..4 {
+            assert_eq!(first(&near, pid, ip), near[n].into());
+        }
+    }
+    let mut each = by_process;
+    each.sort();
+    assert_eq!(each, all.map(Into::into));
+}
+
+/// Ports of one network are equally near, whatever their numbers in it.
+#[test]
+fn locators_in_one_network_are_shared_by_processes() {
+    let mut pair = both();
+    let end = &mut pair.ends[A];
+    let own = end.own.clone();
+    let flow = end.flows.get_mut(&FLOW).unwrap();
+    let local = flow.ends.local();
+    for (there, ports) in [
+        ("10.0.0.2", ["10.0.0.2", "10.0.0.3"]),
+        ("fd00::2", ["fd00::a", "fd00::1b"]),
+    ] {
+        let ports = ports.map(|ip| {
+            let bytes = match ip.parse().unwrap() {
+                std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                std::net::IpAddr::V6(ip) => ip.octets(),
+            };
+            OtherLocator::new(OTHER, &bytes).unwrap()
+        });
+        flow.ends = Ends::new(local, SocketAddr::new(there.parse().unwrap(), 80));
+        let mut first = [1, 2].map(|pid| {
+            let paths = Paths::of(flow, &ports, &EndpointId { pid, ..id(A) }, &own);
+            paths.of_kinds(|kind| kind == OTHER)[0].to
+        });
+        first.sort();
+        assert_eq!(first, ports.map(Into::into), "{there}");
+    }
 }
 
 fn fault(pair: &mut Pair, n: usize) {
@@ -210,23 +279,48 @@ fn unknown_kinds_are_left_out() {
 }
 
 #[test]
-fn an_offer_without_an_answer_is_repeated_a_limited_number_of_times() {
+fn an_offer_without_an_answer_is_repeated_while_a_flow_is_live() {
     let mut pair = both();
     pair.forget();
     pair.udp[A] = Net::Silent;
     pair.ends[A].set_locators(pair.now, vec![locator(OTHER, 5)]);
     pair.wait(ms(10_000));
-    assert_eq!(offers(&pair, B), 6);
+    assert_eq!(offers(&pair, B), 8);
     assert_eq!(known(&pair, B), [locator(OTHER, 5)]);
-    assert_eq!(pair.ends[A].tables().questions, 0);
-    // The next flow starts a new exchange.
+    pair.forget();
+    pair.wait(ms(600_000));
+    assert!((9..=13).contains(&offers(&pair, B)), "{}", offers(&pair, B));
     pair.udp[A] = Net::Works;
     pair.forget();
-    for n in [A, B] {
-        pair.open_many(n, 1);
-    }
-    pair.run();
+    pair.wait(ms(60_000));
     assert_eq!([A, B].map(|n| offers(&pair, n)), [1, 1]);
+    assert_eq!(pair.ends[A].tables().questions, 0);
+}
+
+#[test]
+fn offers_end_while_a_flow_is_held_and_begin_again_when_it_is_live() {
+    let holding = Config {
+        hold: Some(Duration::from_secs(3600)),
+        ..Config::default()
+    };
+    let mut pair = live_with(&holding, [&[OTHER, TCP]; 2]);
+    for net in [&mut pair.udp, &mut pair.tcp, &mut pair.other] {
+        *net = [Net::Silent; 2];
+    }
+    pair.ends[B].set_locators(pair.now, vec![locator(OTHER, 5)]);
+    fault(&mut pair, A);
+    fault(&mut pair, B);
+    pair.wait(ms(100_000));
+    assert_eq!(pair.ends[B].exchanges.len(), 1);
+    pair.wait(ms(20_000));
+    assert_eq!(pair.ends[B].exchanges.len(), 0);
+    for net in [&mut pair.udp, &mut pair.tcp, &mut pair.other] {
+        *net = [Net::Works; 2];
+    }
+    assert_eq!(known(&pair, A), [locator(OTHER, B)]);
+    pair.wait(ms(120_000));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(known(&pair, A), [locator(OTHER, 5)]);
 }
 
 #[test]
@@ -346,15 +440,90 @@ fn a_flow_moves_from_one_kind_to_the_other_and_back() {
     }
 }
 
+/// Nothing passes by that kind, and the peer answers over IP.
 #[test]
 fn a_kind_that_never_connects_delays_a_resume_only_a_little() {
-    let mut pair = both();
-    pair.forget();
-    pair.other = [Net::Silent; 2];
-    fault(&mut pair, A);
-    pair.wait(ms(1100));
+    for n in [A, B] {
+        let mut pair = both();
+        pair.forget();
+        pair.other = [Net::Silent; 2];
+        fault(&mut pair, n);
+        pair.wait(ms(50));
+        assert_eq!(pair.states(), [State::Live; 2]);
+        let kinds: Vec<_> = pair.paths(n).iter().map(Path::kind).collect();
+        assert_eq!(kinds, [OTHER, TCP]);
+        assert_eq!(pair.paths(n)[0].to, Locator::from(locator(OTHER, 1 - n)));
+    }
+}
+
+/// OFFER is repeated as long as one of the flows is live.
+#[test]
+fn offers_go_on_while_another_flow_is_live() {
+    let holding = Config {
+        hold: Some(Duration::from_secs(3600)),
+        ..Config::default()
+    };
+    let mut pair = live_with(&holding, [&[OTHER, TCP]; 2]);
+    for n in [A, B] {
+        pair.open_many(n, 1);
+    }
+    pair.run();
+    let second = FlowToken(1000);
+    assert_eq!(pair.ends[A].state(second), Some(State::Live));
+    // No new connection can be made, and no datagram arrives. One of the two flows has lost its transport.
+    for net in [&mut pair.udp, &mut pair.tcp, &mut pair.other] {
+        *net = [Net::Silent; 2];
+    }
+    pair.ends[B].set_locators(pair.now, vec![locator(OTHER, 5)]);
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+    }
+    pair.wait(ms(200_000));
+    assert_eq!(pair.ends[B].state(second), Some(State::Live));
+    assert!(pair.ends[B].is_held(FLOW));
+    pair.udp = [Net::Works; 2];
+    pair.wait(ms(600_000));
+    assert_eq!(pair.ends[A].state(second), Some(State::Live));
+    assert_eq!(pair.ends[A].locators(second), [locator(OTHER, 5)]);
+}
+
+/// OFFER ends when it is answered, although this process cannot remember the peer's locators.
+#[test]
+fn offers_end_when_the_table_is_full() {
+    use crate::endpoint::processes::ToldLocators;
+    let mut pair = Pair::new();
+    for n in [A, B] {
+        let own = transports(n, &[OTHER, TCP]);
+        pair.ends[n] = Endpoint::new(Config::default(), id(n), own, [n as u8; 32]);
+    }
+    // Another process has told locators at many addresses, and is in use.
+    let _kept = pair.ends[A]
+        .processes
+        .share(crate::endpoint::processes::PeerProcess {
+            id: id(9),
+            addrs: Box::new([]),
+            resume_port: 700,
+            control_port: 701,
+            features: 0,
+            moved: false,
+        });
+    for n in 0..4096u32 {
+        let told = ToldLocators {
+            serial: 1,
+            heard: 1,
+            locators: Box::new([]),
+        };
+        pair.ends[A]
+            .processes
+            .tell(id(9), n.to_be_bytes().into(), told);
+    }
+    pair.open(A);
+    pair.open(B);
+    pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
-    let kinds: Vec<_> = pair.paths(A).iter().map(Path::kind).collect();
-    assert_eq!(kinds, [OTHER, TCP]);
-    assert_eq!(pair.paths(A)[0].to, Locator::from(locator(OTHER, B)));
+    pair.wait(ms(1000));
+    pair.forget();
+    pair.wait(ms(3_600_000));
+    let all = [A, B].map(|n| offers(&pair, n));
+    assert!(all[B] < 10, "{all:?}");
 }

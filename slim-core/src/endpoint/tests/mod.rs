@@ -3,9 +3,11 @@
 mod accusing;
 mod again;
 mod agreed;
+mod crowds;
 mod dying;
 mod early;
 mod ends;
+mod failback;
 mod forgotten;
 mod handed;
 mod holding;
@@ -23,5 +25,6 @@ mod silence;
 mod surveying;
 mod threats;
 mod ties;
+mod trials;
 mod undecided;
 mod unreachable;

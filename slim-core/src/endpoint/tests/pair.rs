@@ -49,6 +49,8 @@ pub(super) struct Pair {
     pub(super) silent: BTreeSet<IpAddr>,
     /// The network for connections of other kinds, by the side they go to.
     pub(super) other: [Net; 2],
+    /// Kinds besides TCP of which no connection can be made.
+    pub(super) dead: Vec<TransportKind>,
     /// The firewall of a side: what becomes of connections to it, and of datagrams that answer none of its own.
     pub(super) guard: [Option<Net>; 2],
     /// Datagrams sent so far: sender, source, destination.
@@ -116,6 +118,7 @@ impl Pair {
             tcp: [Net::Works; 2],
             silent: BTreeSet::new(),
             other: [Net::Works; 2],
+            dead: Vec::new(),
             guard: [None; 2],
             asked: BTreeSet::new(),
             room: usize::MAX,
@@ -275,6 +278,7 @@ impl Pair {
                 Net::Silent
             }
             TransportKind::TCP => self.guard[n].unwrap_or(self.tcp[n]),
+            kind if self.dead.contains(&kind) => Net::Refuses,
             _ => self.other[n],
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use super::super::library::PROTOTYPES;
-use super::{CONSTANTS, LAYOUTS};
+use super::{CONSTANTS, LAYOUTS, ibv_send_wr};
 
 fn compiles(program: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
@@ -39,6 +39,15 @@ fn program(shift: i64) -> String {
                 assert(&format!("sizeof(((struct {name} *)0)->{field})"), size);
             }
         }
+    }
+    // Fields that share a place with others.
+    let addr = std::mem::offset_of!(ibv_send_wr, remote_addr) as i64;
+    let number = std::mem::offset_of!(ibv_send_wr, rkey) as i64;
+    for (field, offset, size) in [("ah", addr, 8), ("remote_qpn", number, 4)] {
+        let of = "offsetof(struct ibv_send_wr, wr.ud.";
+        assert(&format!("{of}{field})"), offset + shift);
+        let of = "sizeof(((struct ibv_send_wr *)0)->wr.ud.";
+        assert(&format!("{of}{field})"), size + shift);
     }
     for (name, value) in CONSTANTS {
         assert(name, value + shift);

@@ -2,21 +2,35 @@
 
 #[path = "../../slim-agent/tests/common/mod.rs"]
 mod common;
-#[path = "agents/pairs.rs"]
-mod pairs;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use common::Pattern;
 use common::any_flow::{exchange, lose_some, resumed};
-use common::two_kinds::{KindsSeen, TwoKinds, wait_for, wait_until_offered};
-use pairs::{PairNet, PairProvider};
+use common::two_kinds::{KindsSeen, TwoKinds, move_and_come_back, wait_for};
 use slim_core::transport::TransportKind;
+use slim_rdma::{PairSizes, RingShape};
+use slim_verbs::VerbsSettings;
+use slim_verbs::in_memory::MemoryNet;
 
-fn start() -> (Arc<PairNet>, TwoKinds) {
-    let net = PairNet::start();
-    let agents = TwoKinds::start(|side| Box::new(PairProvider::new(&net, side)));
+/// Small sizes, so that credits and ends of rings matter.
+fn settings() -> VerbsSettings {
+    VerbsSettings {
+        sizes: PairSizes {
+            // A message of a resume has up to 512 bytes.
+            shape: RingShape::new(16 << 10, 16).unwrap(),
+            depth: 8,
+            staging: 8 << 10,
+            inline: 64,
+            message: 4 << 10,
+        },
+        ..VerbsSettings::default()
+    }
+}
+
+fn start() -> (Arc<MemoryNet>, TwoKinds) {
+    let net = Arc::new(MemoryNet::start());
+    let agents = TwoKinds::start(|side| Box::new(net.provider(&[side], settings())));
     (net, agents)
 }
 
@@ -24,8 +38,7 @@ fn start() -> (Arc<PairNet>, TwoKinds) {
 fn a_flow_goes_from_tcp_to_queue_pairs_and_back() {
     let (net, agents) = start();
     let flow = agents.pair();
-    wait_for(&flow, TransportKind::TCP);
-    wait_until_offered(&flow, &net.made);
+    // It begins on TCP, and moves soon.
     wait_for(&flow, TransportKind::VERBS);
     let (near, far) = &flow;
     let before = (near.resumed(), far.resumed());
@@ -35,8 +48,7 @@ fn a_flow_goes_from_tcp_to_queue_pairs_and_back() {
             0 => TransportKind::TCP,
             _ => TransportKind::VERBS,
         };
-        net.down
-            .store(kind == TransportKind::TCP, Ordering::Relaxed);
+        net.set_refusing(kind == TransportKind::TCP);
         lose_some(&flow);
         wait_for(&flow, kind);
     }
@@ -52,7 +64,7 @@ fn flows_stay_byte_exact_while_queue_pairs_fail_and_tcp_is_cut() {
     let (mut seen, mut cuts) = (KindsSeen::default(), 0u32);
     exchange(&pairs, 600, &mut Pattern::new(7), |random| {
         if cuts < 40 {
-            net.down.store(cuts % 4 == 3, Ordering::Relaxed);
+            net.set_refusing(cuts % 4 == 3);
             for (near, far) in &pairs {
                 seen.look(near);
                 // Either end fails, and the other one learns of it by the resume.
@@ -66,4 +78,12 @@ fn flows_stay_byte_exact_while_queue_pairs_fail_and_tcp_is_cut() {
     println!("cut on queue pairs and on TCP: {seen:?}; {resumed} resumes, {tallies:?}");
     assert!(resumed >= 6 && seen.both(), "{seen:?}");
     assert_eq!(tallies.not_ready, 0);
+}
+
+#[test]
+fn flows_move_without_a_break_fall_back_and_come_back() {
+    let (net, agents) = start();
+    move_and_come_back(&agents, TransportKind::VERBS, |down| {
+        net.set_refusing(down);
+    });
 }

@@ -1,0 +1,140 @@
+//! The ports of this host.
+
+use std::io;
+use std::str::FromStr;
+
+use slim_rdma::ibverbs::{AdapterError, PortSettings, VerbsAdapter, devices};
+use slim_rdma::{HalfPair, PairSizes, VerbsError};
+
+use crate::port::VerbsPort;
+use crate::provider::VerbsProvider;
+use crate::settings::VerbsSettings;
+
+/// Which ports of a host are used. By default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortNames(Vec<(String, Option<u8>)>);
+
+impl PortNames {
+    fn include(&self, device: &str, number: u8) -> bool {
+        let is_it = |(name, port): &(String, Option<u8>)| {
+            name == device && port.is_none_or(|port| port == number)
+        };
+        self.0.is_empty() || self.0.iter().any(is_it)
+    }
+}
+
+impl FromStr for PortNames {
+    type Err = String;
+
+    /// Adapters, or their ports, with commas between: `mlx5_0,mlx5_1:2`. Empty: all.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = text
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
+        let parse = |name: &str| match name.split_once(':') {
+            None => Ok((name.to_owned(), None)),
+            Some((device, port)) => match port.parse() {
+                Ok(number @ 1..) if !device.is_empty() => Ok((device.to_owned(), Some(number))),
+                _ => Err(format!(
+                    "{name:?} is no port of an adapter, such as mlx5_0:1"
+                )),
+            },
+        };
+        Ok(PortNames(names.map(parse).collect::<Result<_, _>>()?))
+    }
+}
+
+impl VerbsProvider<VerbsAdapter> {
+    /// All ports of this host with these names that have a link and can be used, in the order in which libibverbs lists them. `how` says how
+    /// they are used; its device and port do not count. libibverbs is loaded for this.
+    ///
+    /// # Errors
+    /// There is none, libibverbs is missing, or no queue pair can be made: the process may lock too little memory. The text is one line that
+    /// says what there is.
+    pub fn of_this_host(
+        names: &PortNames,
+        how: &PortSettings,
+        settings: VerbsSettings,
+    ) -> Result<Self, AdapterError> {
+        let mut ports = Vec::new();
+        let mut failed = None;
+        for device in devices()? {
+            let usable = device.ports.iter().filter(|port| port.active);
+            for number in usable.map(|port| port.number) {
+                if device.unfit.is_some() || !names.include(&device.name, number) {
+                    continue;
+                }
+                let which = PortSettings {
+                    device: Some(device.name.clone()),
+                    port: Some(number),
+                    ..how.clone()
+                };
+                let opened = VerbsAdapter::open(&which).and_then(|adapter| {
+                    let port = VerbsPort::new(adapter);
+                    let usable = port.and_then(|port| try_pair(port, settings.sizes));
+                    usable.map_err(|e| AdapterError::Call(device.name.clone(), e))
+                });
+                match opened {
+                    Ok(port) => ports.push(port),
+                    Err(e) => failed = Some(e),
+                }
+            }
+        }
+        if ports.is_empty() {
+            return Err(failed.unwrap_or_else(|| why_none(names, how)));
+        }
+        let no_random = |e: io::Error| {
+            let e = VerbsError::new("getrandom", e.raw_os_error().unwrap_or_default());
+            AdapterError::Call("of this host".into(), e)
+        };
+        VerbsProvider::new(ports, settings).map_err(no_random)
+    }
+}
+
+/// Makes a queue pair and gives it up. Where that fails, each flow would find out by itself, and nobody would be told.
+fn try_pair(
+    port: VerbsPort<VerbsAdapter>,
+    sizes: PairSizes,
+) -> Result<VerbsPort<VerbsAdapter>, VerbsError> {
+    let mut verbs = port.verbs.clone();
+    HalfPair::open(&mut verbs, sizes)?.abandon(&mut verbs);
+    Ok(port)
+}
+
+/// Opening the first port that is wanted fails with a text that says what there is.
+fn why_none(names: &PortNames, how: &PortSettings) -> AdapterError {
+    let first = names.0.first();
+    let which = PortSettings {
+        device: first.map(|(device, _)| device.clone()),
+        port: first.and_then(|(_, port)| *port),
+        ..how.clone()
+    };
+    match VerbsAdapter::open(&which) {
+        Ok(_) => AdapterError::Setting("no port had a link a moment ago"),
+        Err(e) => e,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ports_are_checked() {
+        let names: PortNames = "mlx5_0, mlx5_1:2,".parse().unwrap();
+        for (device, number, included) in [
+            ("mlx5_0", 1, true),
+            ("mlx5_0", 2, true),
+            ("mlx5_1", 1, false),
+            ("mlx5_1", 2, true),
+            ("mlx5_10", 2, false),
+        ] {
+            assert_eq!(names.include(device, number), included, "{device}:{number}");
+        }
+        assert!("".parse::<PortNames>().unwrap().include("rxe0", 1));
+        for wrong in ["a:0", "a:x", ":1", "a:256", "a:1:2"] {
+            assert!(wrong.parse::<PortNames>().unwrap_err().contains(wrong));
+        }
+    }
+}
