@@ -82,7 +82,7 @@ impl VerbsSessions {
     /// that took.
     pub fn wait_looking(&self, near: &Flow, far: &Flow, by_pair: bool) -> Duration {
         let begun = Instant::now();
-        while [near, far].map(|flow| flow.connection().is_none()) != [by_pair; 2] {
+        while ![near, far].into_iter().all(|flow| is_on(flow, by_pair)) {
             assert!(begun.elapsed() < LIMIT.unwrap(), "never there: {by_pair}");
             for session in [&self.client, &self.server] {
                 session.wait(&mut Vec::new(), Some(Duration::from_millis(5)));
@@ -92,10 +92,18 @@ impl VerbsSessions {
     }
 }
 
+/// Whether the flow is carried by a queue pair, or by TCP. It is neither while it is suspended.
+fn is_on(flow: &Flow, pair: bool) -> bool {
+    match pair {
+        true => flow.is_carried(),
+        false => flow.connection().is_some(),
+    }
+}
+
 /// Passes bytes until both ends are carried by a queue pair, or by TCP. Returns how long that took.
 pub fn wait_for(near: &Flow, far: &Flow, by_pair: bool) -> Duration {
     let begun = Instant::now();
-    while [near, far].map(|flow| flow.connection().is_none()) != [by_pair; 2] {
+    while ![near, far].into_iter().all(|flow| is_on(flow, by_pair)) {
         assert!(begun.elapsed() < LIMIT.unwrap(), "never there: {by_pair}");
         pass(near, far);
     }
