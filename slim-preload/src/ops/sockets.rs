@@ -79,8 +79,9 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
 
 /// How long `connect` waits until HELLO has been sent to the peer. It goes to the UDP port with the number of the TCP port. The peer
 /// application might open that UDP port for another purpose, and would then get the question. It has no reason to do so before
-/// this application has sent anything.
-const ASKING: Duration = Duration::from_millis(100);
+/// this application has sent anything. The agent's thread needs some microseconds, but a machine that has too much to do may let it wait
+/// for some hundred milliseconds.
+const ASKING: Duration = Duration::from_secs(1);
 
 /// `connect`.
 ///

@@ -1,13 +1,20 @@
 // A server that also serves UDP, on the port number of its TCP listener, once a client has sent its first bytes, as iperf3
 // does. It must receive only its client's datagrams there.
+// With T_ARGS=frozen, the other threads of the client do not run while it connects, as on a machine with too much to do.
 #include "t.h"
+#include <dirent.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 
-enum { CLIENTS = 12 };
+enum { FROZEN_MS = 180 };
+
+static int is_frozen(void) { return !strcmp(getenv("T_ARGS"), "frozen"); }
+static int clients(void) { return is_frozen() ? 3 : 12; }
 
 static void serve(void) {
     int l = listener(), port = port_of(l), on = 1;
     tell(port);
-    for (int i = 0; i < CLIENTS; i++) {
+    for (int i = 0; i < clients(); i++) {
         char b[16] = "";
         int s = MUST(accept(l, NULL, NULL));
         full_recv(s, b, 1);
@@ -27,9 +34,39 @@ static void serve(void) {
     }
 }
 
+// Stops all threads of this process but the caller, for FROZEN_MS from now on. They exist since the first socket call.
+static void freeze_others(void) {
+    int stopped[2];
+    char b = 0;
+    pid_t me = getpid();
+    connect(MUST(socket(AF_INET, SOCK_STREAM, 0)), (void *)&(struct sockaddr_in){.sin_family = AF_INET}, 1);
+    MUST(pipe(stopped));
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    if (!MUST(fork())) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d/task", me);
+        DIR *d = opendir(path);
+        for (struct dirent *e; (e = readdir(d));) {
+            pid_t t = atoi(e->d_name);
+            if (!t || t == me) continue;
+            MUST(ptrace(PTRACE_SEIZE, t, 0, 0));
+            MUST(ptrace(PTRACE_INTERRUPT, t, 0, 0));
+            MUST(waitpid(t, NULL, __WALL));
+        }
+        MUST(write(stopped[1], "s", 1));
+        usleep(FROZEN_MS * 1000);
+        // They go on when their tracer is gone.
+        _exit(0);
+    }
+    close(stopped[1]);
+    MUST(read(stopped[0], &b, 1));
+    close(stopped[0]);
+}
+
 // Each client is a new process, which SLIM does not know yet.
 static void ask(int port) {
     char b = 0;
+    if (is_frozen()) freeze_others();
     int c = dial(port), u = MUST(socket(AF_INET, SOCK_DGRAM, 0));
     MUST(full_send(c, "b", 1));
     full_recv(c, &b, 1);
@@ -46,7 +83,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     int port = hear();
-    for (int i = 0; i < CLIENTS; i++) {
+    for (int i = 0; i < clients(); i++) {
         pid_t p = MUST(fork());
         if (!p) ask(port);
         int status = 0;
