@@ -1,7 +1,7 @@
 //! The parameters `transports` and `verbs_ports`: the kinds of transport that flows may use.
 
-use slim_rdma::ibverbs::{AdapterError, PortSettings, VerbsAdapter};
-use slim_verbs::{PortNames, VerbsProvider, VerbsSettings};
+use slim_rdma::ibverbs::{AdapterError, PortSettings};
+use slim_verbs::{HostPorts, PortNames, VerbsSettings};
 
 /// The kinds of transport, the preferred one first. TCP is always among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,16 +33,12 @@ impl BtlTransports {
     }
 
     /// The ports of verbs, if they are wanted.
-    pub(crate) fn verbs(&self) -> Option<Result<VerbsProvider<VerbsAdapter>, AdapterError>> {
+    pub(crate) fn verbs(&self) -> Option<Result<HostPorts, AdapterError>> {
         match self {
             Self::Tcp => None,
             Self::VerbsAndTcp(ports) => {
                 let how = PortSettings::default();
-                Some(VerbsProvider::of_this_host(
-                    ports,
-                    &how,
-                    VerbsSettings::default(),
-                ))
+                Some(HostPorts::open(ports, &how, VerbsSettings::default()))
             }
         }
     }

@@ -12,14 +12,18 @@ use crate::settings::VerbsSettings;
 
 /// Which ports of a host are used. By default all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortNames(Vec<(String, Option<u8>)>);
+pub struct PortNames(Vec<PortName>);
+
+/// An adapter, or one of its ports.
+type PortName = (String, Option<u8>);
+
+fn is_port((name, port): &PortName, device: &str, number: u8) -> bool {
+    name == device && port.is_none_or(|port| port == number)
+}
 
 impl PortNames {
     fn include(&self, device: &str, number: u8) -> bool {
-        let is_it = |(name, port): &(String, Option<u8>)| {
-            name == device && port.is_none_or(|port| port == number)
-        };
-        self.0.is_empty() || self.0.iter().any(is_it)
+        self.0.is_empty() || self.0.iter().any(|name| is_port(name, device, number))
     }
 }
 
@@ -45,20 +49,29 @@ impl FromStr for PortNames {
     }
 }
 
-impl VerbsProvider<VerbsAdapter> {
+/// The ports of this host that can be used.
+pub struct HostPorts {
+    /// Makes queue pairs at them.
+    pub provider: VerbsProvider<VerbsAdapter>,
+    /// Why an adapter or port that was named is not used. One line each.
+    pub left_out: Vec<String>,
+}
+
+impl HostPorts {
     /// All ports of this host with these names that have a link and can be used, in the order in which libibverbs lists them. `how` says how
     /// they are used; its device and port do not count. libibverbs is loaded for this.
     ///
     /// # Errors
     /// There is none, libibverbs is missing, or no queue pair can be made: the process may lock too little memory. The text is one line that
     /// says what there is.
-    pub fn of_this_host(
+    pub fn open(
         names: &PortNames,
         how: &PortSettings,
         settings: VerbsSettings,
     ) -> Result<Self, AdapterError> {
         let mut ports = Vec::new();
-        let mut failed = None;
+        let mut failed = Vec::new();
+        let mut used = Vec::new();
         for device in devices()? {
             let usable = device.ports.iter().filter(|port| port.active);
             for number in usable.map(|port| port.number) {
@@ -76,19 +89,37 @@ impl VerbsProvider<VerbsAdapter> {
                     usable.map_err(|e| AdapterError::Call(device.name.clone(), e))
                 });
                 match opened {
-                    Ok(port) => ports.push(port),
-                    Err(e) => failed = Some(e),
+                    Ok(port) => {
+                        ports.push(port);
+                        used.push((device.name.clone(), number));
+                    }
+                    Err(e) => failed.push((device.name.clone(), number, e)),
                 }
             }
         }
         if ports.is_empty() {
-            return Err(failed.unwrap_or_else(|| why_none(names, how)));
+            let last = failed.pop().map(|(.., e)| e);
+            return Err(last.unwrap_or_else(|| why_none(names.0.first(), how)));
         }
+        let left_out = names.0.iter().filter_map(|name| {
+            let is_it = |device: &str, number| is_port(name, device, number);
+            if used.iter().any(|(device, number)| is_it(device, *number)) {
+                return None;
+            }
+            let at = failed.iter().position(|(device, n, _)| is_it(device, *n));
+            let why = at.map_or_else(|| why_none(Some(name), how), |at| failed.swap_remove(at).2);
+            Some(match why {
+                AdapterError::NoAdapter(what) => what,
+                other => other.to_string(),
+            })
+        });
+        let left_out = left_out.collect();
         let no_random = |e: io::Error| {
             let e = VerbsError::new("getrandom", e.raw_os_error().unwrap_or_default());
             AdapterError::Call("of this host".into(), e)
         };
-        VerbsProvider::new(ports, settings).map_err(no_random)
+        let provider = VerbsProvider::new(ports, settings).map_err(no_random)?;
+        Ok(HostPorts { provider, left_out })
     }
 }
 
@@ -102,12 +133,11 @@ fn try_pair(
     Ok(port)
 }
 
-/// Opening the first port that is wanted fails with a text that says what there is.
-fn why_none(names: &PortNames, how: &PortSettings) -> AdapterError {
-    let first = names.0.first();
+/// Opening this port fails with a text that says what there is.
+fn why_none(name: Option<&PortName>, how: &PortSettings) -> AdapterError {
     let which = PortSettings {
-        device: first.map(|(device, _)| device.clone()),
-        port: first.and_then(|(_, port)| *port),
+        device: name.map(|(device, _)| device.clone()),
+        port: name.and_then(|(_, port)| *port),
         ..how.clone()
     };
     match VerbsAdapter::open(&which) {

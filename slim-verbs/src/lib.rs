@@ -39,7 +39,7 @@ mod port;
 mod provider;
 mod settings;
 
-pub use host::PortNames;
+pub use host::{HostPorts, PortNames};
 pub use port::{PortMail, VerbsPort};
 pub use provider::VerbsProvider;
 pub use settings::VerbsSettings;

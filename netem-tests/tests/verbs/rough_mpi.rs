@@ -159,6 +159,35 @@ fn little_memory_may_be_locked() {
     }
 }
 
+/// A name that no port has is told, and does not keep the others from being used.
+#[test]
+fn a_port_that_is_missing_is_told() {
+    let test = "rough_mpi::a_port_that_is_missing_is_told";
+    let Some(job) = JobOf::new(test, Flavor::OpenMpi5Components, "slim_kinds.c") else {
+        return;
+    };
+    let Some(_rxe) = rxe(test) else {
+        return;
+    };
+    shell("hostname guest");
+    fs::write(GOES_ON, "").unwrap();
+    let named = "export OMPI_MCA_btl_slim_verbs_ports=rx1,rx2,rx9;";
+    let running = job.start(2, named, &VERBS, &["sizes", "1", GOES_ON]);
+    wait("on queue pairs", SOON, || {
+        (queue_pairs() >= 2).then_some(())
+    });
+    fs::remove_file(GOES_ON).unwrap();
+    let (good, text) = end(running);
+    println!("{text}");
+    assert!(good && text.contains("DONE"));
+    let told = |line: &&str| line.contains("rx9") && line.ends_with("; other ports are used");
+    assert_eq!(
+        text.lines().filter(told).count(),
+        2,
+        "one line of each rank"
+    );
+}
+
 /// Two jobs at once on the same adapters.
 #[test]
 fn two_jobs_at_once() {

@@ -122,7 +122,12 @@ impl BtlModule {
             ..SessionOptions::new(format!("mpi {}", options.me))
         };
         let session = match options.transports.verbs() {
-            Some(Ok(verbs)) => Session::open_with(session_options, vec![Box::new(verbs)])?,
+            Some(Ok(ports)) => {
+                for why in &ports.left_out {
+                    upcalls.say(0, || format!("{why}; other ports are used"));
+                }
+                Session::open_with(session_options, vec![Box::new(ports.provider)])?
+            }
             Some(Err(e)) => {
                 upcalls.say(0, || format!("{e}; messages go over TCP only"));
                 Session::open(session_options)?
