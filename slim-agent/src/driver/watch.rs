@@ -20,6 +20,7 @@ use std::time::Duration;
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, State};
 use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
+use slim_sys::RunnableThreads;
 
 use super::glance::Glance;
 use super::linger::Linger;
@@ -42,6 +43,9 @@ const BUSY_WARN: Duration = Duration::from_secs(2);
 const BUSY_GIVE_UP: Duration = Duration::from_secs(10);
 /// Most time that counts between two checks: the process may have been stopped in between.
 const BUSY_STEP: Duration = Duration::from_millis(100);
+/// Limit for a call whose thread the kernel may not have let run, and how often that is looked at.
+const BUSY_AT_LAST: Duration = Duration::from_secs(120);
+const BUSY_STARVED: Duration = Duration::from_secs(1);
 /// Interval between checks whether the peer's kernel has answered, and how long to wait for its answer. It is asked a
 /// second after it was last heard.
 const VERIFY_POLL: Duration = Duration::from_millis(100);
@@ -95,9 +99,29 @@ struct Busy {
     suspending: bool,
     /// `Drain` or `Escalate`, to be carried out once the call has returned.
     then: Option<Action>,
+    /// After [`BUSY_GIVE_UP`]: the threads that could run when that was last looked at.
+    runnable: Option<(Time, RunnableThreads)>,
 }
 
 impl Busy {
+    /// Whether the call has had the time to return. Its thread may not have been let run, although this one was: while a thread of the process
+    /// is not, the call gets more time.
+    fn has_had_time(&mut self) -> bool {
+        if self.waited < BUSY_GIVE_UP {
+            return false;
+        }
+        let was_let_run = match &self.runnable {
+            _ if self.waited >= BUSY_AT_LAST => true,
+            None => false,
+            Some((at, _)) if self.looked.since(*at) < BUSY_STARVED => return false,
+            Some((_, threads)) => !threads.are_starved(),
+        };
+        if !was_let_run {
+            self.runnable = Some((self.looked, RunnableThreads::now()));
+        }
+        was_let_run
+    }
+
     /// The time of the next check.
     fn next(&self) -> Time {
         self.looked + (self.waited / 4).clamp(BUSY_POLL, BUSY_POLL_LAST)
@@ -160,6 +184,7 @@ impl Watch {
                 warned: false,
                 suspending: false,
                 then: None,
+                runnable: None,
             };
             self.agenda.insert((busy.next(), token, Look::Busy));
             busy
@@ -321,11 +346,11 @@ impl Driver {
         };
         busy.waited += now.since(busy.looked).min(BUSY_STEP);
         busy.looked = now;
-        let (next, waited) = (busy.next(), busy.waited);
+        let (next, waited, has_had_time) = (busy.next(), busy.waited, busy.has_had_time());
         let warn = waited >= BUSY_WARN && !mem::replace(&mut busy.warned, waited >= BUSY_WARN);
         let addrs = self.endpoint.addrs(token);
         let peer = || addrs.map_or_else(|| "?".to_owned(), |(_, peer)| peer.to_string());
-        if waited < BUSY_GIVE_UP {
+        if !has_had_time {
             if warn {
                 self.log
                     .warn(|| format!("flow to {}: waiting for a data call to return", peer()));
@@ -447,5 +472,74 @@ impl Driver {
             self.notices.push_back(Notice::Fault(token, Cause::Stall));
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn busy(waited: Duration) -> Busy {
+        Busy {
+            looked: Time(0),
+            waited,
+            warned: false,
+            suspending: true,
+            then: None,
+            runnable: None,
+        }
+    }
+
+    /// Two threads spin on one processor. The second one has a policy with which it gets hardly any of its time.
+    fn beside_a_starved_thread(test: impl FnOnce()) {
+        let (done, spinning) = (AtomicBool::new(false), AtomicU32::new(0));
+        // SAFETY: no memory is passed.
+        let processor = unsafe { libc::sched_getcpu() } as usize;
+        thread::scope(|scope| {
+            for policy in [libc::SCHED_OTHER, libc::SCHED_IDLE] {
+                let (done, spinning) = (&done, &spinning);
+                scope.spawn(move || {
+                    let mut set = [0u64; 16];
+                    set[processor / 64] |= 1 << (processor % 64);
+                    let none = 0;
+                    // SAFETY: the kernel reads the set, and one integer.
+                    unsafe {
+                        libc::syscall(libc::SYS_sched_setaffinity, 0, 128, set.as_ptr());
+                        libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const none);
+                    }
+                    spinning.fetch_add(1, Ordering::SeqCst);
+                    while !done.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            while spinning.load(Ordering::SeqCst) < 2 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            thread::sleep(Duration::from_millis(10));
+            test();
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_call_whose_thread_is_not_let_run_gets_more_time() {
+        assert!(!busy(BUSY_GIVE_UP - Duration::from_micros(1)).has_had_time());
+        assert!(busy(BUSY_AT_LAST).has_had_time());
+        let mut call = busy(BUSY_GIVE_UP);
+        let mut found = Vec::new();
+        beside_a_starved_thread(|| {
+            for _ in 0..3 {
+                found.push(call.has_had_time());
+                thread::sleep(BUSY_STARVED);
+                call.looked = call.looked + BUSY_STARVED;
+            }
+            call.waited = BUSY_AT_LAST;
+            found.push(call.has_had_time());
+        });
+        assert_eq!(found, [false, false, false, true]);
     }
 }
