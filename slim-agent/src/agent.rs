@@ -32,6 +32,7 @@ use crate::listeners::notes;
 use crate::offered::guest::AgentGuest;
 use crate::thread;
 use crate::transport::{Provider, Providers};
+use crate::turn;
 use slim_sys::cancel::uncancelled;
 use slim_sys::fds;
 use slim_sys::numbers;
@@ -52,7 +53,11 @@ struct AgentInner {
     /// Fork generation in which the agent was started; see [`Agent::after_fork_child`].
     generation: u64,
     place: AgentPlace,
+    /// [`turn::beats`] after a [`flush_unless_stuck`](Agent::flush_unless_stuck) in vain, or [`ANSWERED`].
+    in_vain: AtomicU64,
 }
+
+const ANSWERED: u64 = u64::MAX;
 
 /// Where the agent is.
 #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
@@ -131,7 +136,12 @@ impl Agent {
 
     fn at(place: AgentPlace) -> Self {
         let generation = GENERATION.load(Ordering::Acquire);
-        let inner = AgentInner { generation, place };
+        let in_vain = AtomicU64::new(ANSWERED);
+        let inner = AgentInner {
+            generation,
+            place,
+            in_vain,
+        };
         Self {
             inner: Arc::new(inner),
         }
@@ -407,6 +417,17 @@ impl Agent {
         }
         let (done, is_done) = done::done();
         self.send(Command::Flush { done }) && self.wait(is_done, limit)
+    }
+
+    /// As [`flush`](Self::flush). After one in vain the next ones wait at most `again`, until the agent has run: a debugger may have stopped its
+    /// thread, or a system call filter ended it, while the program goes on.
+    pub fn flush_unless_stuck(&self, limit: Duration, again: Duration) -> bool {
+        let in_vain = &self.inner.in_vain;
+        let is_stuck = in_vain.load(Ordering::Relaxed) == turn::beats();
+        let done = self.flush(if is_stuck { again } else { limit });
+        let after = if done { ANSWERED } else { turn::beats() };
+        in_vain.store(after, Ordering::Relaxed);
+        done
     }
 
     /// The process is about to end: flows that are [finished](Self::finish) from now on are kept, however many they are.

@@ -53,6 +53,11 @@ pub fn yield_to_agent() {
     }
 }
 
+/// A number that changes when the agent runs.
+pub(crate) fn beats() -> u64 {
+    BEATS.load(Ordering::Relaxed)
+}
+
 /// The agent is about to take the application's commands.
 pub(crate) fn begin() {
     BEATS.fetch_add(1, Ordering::Relaxed);

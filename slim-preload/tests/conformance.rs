@@ -410,6 +410,7 @@ fn ends_behind_bytes_that_no_hook_has_seen() {
 fn a_udp_port_of_the_same_number() {
     same_pair("own_udp", &[], &[]);
     same_pair("own_udp", &[], &["frozen"]);
+    same_pair("own_udp", &[], &["stopped"]);
 }
 
 /// A peer sends HELLO with its first connection. The answer must not depend on how long the listener has existed, nor on

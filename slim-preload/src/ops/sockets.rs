@@ -82,6 +82,8 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
 /// this application has sent anything. The agent's thread needs some microseconds, but a machine that has too much to do may let it wait
 /// for some hundred milliseconds.
 const ASKING: Duration = Duration::from_secs(1);
+/// The same while the agent's thread has not run since a wait in vain.
+const ASKING_AGAIN: Duration = Duration::from_millis(100);
 
 /// `connect`.
 ///
@@ -144,7 +146,7 @@ pub unsafe fn connect(
             // SAFETY: the kernel has accepted the address.
             let peer = unsafe { RawAddr::copy(addr, len) };
             if let Managed::Flow = manage(fd, Role::Connector, r == 0, Some(peer)) {
-                runtime::with_agent(|a| a.flush(ASKING));
+                runtime::with_agent(|a| a.flush_unless_stuck(ASKING, ASKING_AGAIN));
             }
         });
     }
