@@ -1,4 +1,4 @@
-//! Lists the open descriptors, and the processes.
+//! Lists the open descriptors, the threads, and the processes.
 
 use crate::descriptors::{close_unregistered, is_open};
 use crate::{fds, numbers, proc};
@@ -31,6 +31,16 @@ pub fn for_each_open(mut f: impl FnMut(c_int)) {
             }
         });
         close_unregistered(dir);
+    });
+}
+
+/// Calls `f` with the id of each thread of this process, if there is `/proc`. Uses no heap. `f` must not create descriptors.
+pub(crate) fn for_each_thread(f: impl FnMut(c_int)) {
+    numbers::make(|| {
+        if let Ok(dir) = proc::open(format_args!("self/task"), OFlags::DIRECTORY) {
+            for_each_number_in(&dir, f);
+            close_unregistered(dir);
+        }
     });
 }
 
