@@ -101,19 +101,7 @@ impl HostPorts {
             let last = failed.pop().map(|(.., e)| e);
             return Err(last.unwrap_or_else(|| why_none(names.0.first(), how)));
         }
-        let left_out = names.0.iter().filter_map(|name| {
-            let is_it = |device: &str, number| is_port(name, device, number);
-            if used.iter().any(|(device, number)| is_it(device, *number)) {
-                return None;
-            }
-            let at = failed.iter().position(|(device, n, _)| is_it(device, *n));
-            let why = at.map_or_else(|| why_none(Some(name), how), |at| failed.swap_remove(at).2);
-            Some(match why {
-                AdapterError::NoAdapter(what) => what,
-                other => other.to_string(),
-            })
-        });
-        let left_out = left_out.collect();
+        let left_out = left_out(names, &used, &failed, |name| why_none(Some(name), how));
         let no_random = |e: io::Error| {
             let e = VerbsError::new("getrandom", e.raw_os_error().unwrap_or_default());
             AdapterError::Call("of this host".into(), e)
@@ -121,6 +109,29 @@ impl HostPorts {
         let provider = VerbsProvider::new(ports, settings).map_err(no_random)?;
         Ok(HostPorts { provider, left_out })
     }
+}
+
+/// Why the names that none of the `used` ports has are not used: ports that `failed`, or what `else_why` says.
+fn left_out(
+    names: &PortNames,
+    used: &[(String, u8)],
+    failed: &[(String, u8, AdapterError)],
+    else_why: impl Fn(&PortName) -> AdapterError,
+) -> Vec<String> {
+    let text = |why: &AdapterError| match why {
+        AdapterError::NoAdapter(what) => what.clone(),
+        other => other.to_string(),
+    };
+    let why = |name: &PortName| {
+        if used.iter().any(|(device, at)| is_port(name, device, *at)) {
+            return None;
+        }
+        // Two names may be those of one port.
+        let mut failures = failed.iter();
+        let failure = failures.find(|(device, at, _)| is_port(name, device, *at));
+        Some(failure.map_or_else(|| text(&else_why(name)), |(.., why)| text(why)))
+    };
+    names.0.iter().filter_map(why).collect()
 }
 
 /// Makes a queue pair and gives it up. Where that fails, each flow would find out by itself, and nobody would be told.
@@ -166,5 +177,26 @@ mod tests {
         for wrong in ["a:0", "a:x", ":1", "a:256", "a:1:2"] {
             assert!(wrong.parse::<PortNames>().unwrap_err().contains(wrong));
         }
+    }
+
+    #[test]
+    fn names_that_are_not_used_are_told() {
+        let names: PortNames = "used,a,a:2,used:2,gone,a:2".parse().unwrap();
+        let used = [("used".to_owned(), 1)];
+        let failed = [("a".to_owned(), 2, AdapterError::Setting("a reason"))];
+        let why = |(device, port): &PortName| {
+            AdapterError::NoAdapter(format!("there is no {device} {port:?}"))
+        };
+        let a = failed[0].2.to_string();
+        assert_eq!(
+            left_out(&names, &used, &failed, why),
+            [
+                a.clone(),
+                a.clone(),
+                "there is no used Some(2)".into(),
+                "there is no gone None".into(),
+                a
+            ]
+        );
     }
 }
