@@ -13,11 +13,19 @@ use crate::{proc, tid};
 /// A thread that gets less than one part in this many of a second or more was not let run.
 const HARDLY: u32 = 50;
 
-/// The threads of the process, without the calling one, that could run at some moment, and the processor time that they had had by then.
+/// The threads of the process, without the calling one, that could run at some moment.
 #[derive(Debug)]
 pub struct RunnableThreads {
     at: Instant,
-    threads: Vec<(i32, Duration)>,
+    threads: Vec<(i32, History)>,
+}
+
+/// What a thread had had by some moment.
+#[derive(Debug)]
+struct History {
+    processor_time: Duration,
+    /// How often it had gone to sleep. `None` where the kernel does not count that.
+    sleeps: Option<u64>,
 }
 
 impl RunnableThreads {
@@ -29,17 +37,35 @@ impl RunnableThreads {
         for_each_thread(|thread| others.extend(Some(thread).filter(|thread| *thread != own)));
         let runnable = others.into_iter().filter(|thread| is_runnable(*thread));
         let threads = runnable
-            .filter_map(|thread| Some((thread, processor_time(thread)?)))
+            .filter_map(|thread| Some((thread, History::of(thread)?)))
             .collect();
         Self { at, threads }
     }
 
-    /// Whether one of them can run now, too, but hardly has since. To be asked after a second or more.
+    /// Whether one of them could run all the time since, but hardly has. To be asked after a second or more.
     pub fn are_starved(&self) -> bool {
         let passed = self.at.elapsed();
+        let has_waited = |before: &History, now: History| {
+            let has_run = now.processor_time.saturating_sub(before.processor_time);
+            // One that sleeps and wakes up again and again may be seen only when it can run.
+            has_run < passed / HARDLY && now.sleeps == before.sleeps
+        };
         self.threads.iter().any(|(thread, before)| {
-            let has_run = processor_time(*thread).map(|now| now.saturating_sub(*before));
-            has_run.is_some_and(|has_run| has_run < passed / HARDLY) && is_runnable(*thread)
+            is_runnable(*thread) && History::of(*thread).is_some_and(|now| has_waited(before, now))
+        })
+    }
+}
+
+impl History {
+    fn of(thread: i32) -> Option<Self> {
+        let status = proc::read(format_args!("self/task/{thread}/status"))?;
+        let mut lines = status.split(|byte| *byte == b'\n');
+        // The name, on the first line, has no line break: the kernel writes "\\n" for one.
+        let count = lines.find_map(|line| line.strip_prefix(b"voluntary_ctxt_switches:"));
+        let count = count.and_then(|count| str::from_utf8(count).ok()?.trim().parse().ok());
+        Some(Self {
+            processor_time: processor_time(thread)?,
+            sleeps: count,
         })
     }
 }
@@ -154,13 +180,12 @@ mod tests {
                 thread::park();
             });
             let number = |at: usize| numbers[at].load(Ordering::SeqCst);
-            while (0..3).any(|at| number(at) == 0) {
+            while (0..3).any(|at| number(at) == 0) || is_runnable(number(2)) {
                 thread::sleep(Duration::from_millis(1));
             }
             thread::sleep(Duration::from_millis(10));
             let [starved, spins, asleep] = [0, 1, 2].map(|at| only(number(at)));
             assert!(!starved.threads.is_empty() && !spins.threads.is_empty());
-            assert!(asleep.threads.is_empty());
             // With 4, a thread has 423 parts of the time beside 3 of the other one.
             let is_usual = nice.load(Ordering::SeqCst) <= 4;
             thread::sleep(if is_usual { SECOND } else { Duration::ZERO });
@@ -171,6 +196,38 @@ mod tests {
                 true => assert_eq!(found, [true, false, false]),
                 false => println!("not tested: the priority of this process is low"),
             }
+        });
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_not_starved_though_it_could_run_at_both_looks() {
+        let (done, sleeps) = (AtomicBool::new(false), AtomicBool::new(false));
+        let number = AtomicI32::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                number.store(tid(), Ordering::SeqCst);
+                spin(&sleeps);
+                thread::sleep(SECOND);
+                spin(&done);
+            });
+            let is_spinning = || match number.load(Ordering::SeqCst) {
+                0 => false,
+                thread => is_runnable(thread),
+            };
+            while !is_spinning() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let found = only(number.load(Ordering::SeqCst));
+            sleeps.store(true, Ordering::Relaxed);
+            while is_spinning() {
+                thread::yield_now();
+            }
+            while !is_spinning() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let is_starved = found.are_starved();
+            done.store(true, Ordering::Relaxed);
+            assert!(!found.threads.is_empty() && !is_starved);
         });
     }
 }
