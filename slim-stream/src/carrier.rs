@@ -18,7 +18,8 @@ use crate::stream::Stream;
 /// Dropping it closes it, and no kernel delivers the rest, as it does for a socket. So the carrier of a closed flow is dropped once all is acknowledged.
 /// Only a flow that the agent no longer protects loses its last bytes, which is an error at the other end.
 pub trait Carrier: Send + Sync {
-    /// Sends the bytes that it takes at once, and returns their number.
+    /// Sends the bytes that it takes at once, and returns their number. Of a long send it may take a part although there [is room](Self::has_room) for
+    /// more.
     ///
     /// # Errors
     /// `EAGAIN` if it takes none; `EPIPE` after [`end`](Self::end); any other error means that it is broken. The program is shown the number if it is

@@ -9,6 +9,9 @@ use slim_sys::{Errno, OwnFd};
 
 use crate::pair::{InUse, SharedPair};
 
+/// A send takes no more room that comes meanwhile after so many bytes. The agent's thread, and calls of the other direction, wait for its end.
+const ENOUGH: usize = 512 << 10;
+
 /// A queue pair with an event counter.
 pub(crate) struct PairCarrier<V: Verbs>(Arc<SharedPair<V>>);
 
@@ -34,7 +37,7 @@ impl<V: Verbs + Send + 'static> Carrier for PairCarrier<V> {
         let send = |used: &mut InUse<'_, V>| {
             let mut rest = Pieces::new(data);
             let all = rest.left();
-            while rest.left() > 0 {
+            while rest.left() > 0 && all - rest.left() < ENOUGH {
                 match used.pair.send_pieces(used.verbs, &mut rest) {
                     Ok(_) => {}
                     // Room that has come meanwhile is used; if none has, the caller waits for it now.
@@ -107,3 +110,6 @@ impl<V: Verbs + Send + 'static> Carrier for PairCarrier<V> {
         self.0.with(|used| used.reset());
     }
 }
+
+#[cfg(test)]
+mod tests;
