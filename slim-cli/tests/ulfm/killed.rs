@@ -66,7 +66,8 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
 /// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job can replace the rank, or
 /// end with status 0: PRRTE's daemons corrupt their memory when a rank is spawned after another one has died, and crash then or later, with
 /// and without SLIM (docs/ULFM.md). How many do depends on their heaps, so the numbers with and without SLIM say nothing about each other.
-/// A job whose daemons have not crashed replaces the rank.
+/// A job whose daemons have not crashed replaces the rank. The exception is a job in which the shrink has left one rank alone, with and without SLIM
+/// (docs/ULFM.md: 1 and 2 of 45 jobs). That may happen in one of these jobs.
 fn a_killed_rank(test: &str, flavor: Flavor) {
     let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
     for _ in 0..runs().max(3) {
@@ -90,10 +91,13 @@ fn a_killed_rank(test: &str, flavor: Flavor) {
             outcomes.len(),
             heard.len(),
         );
-        (outcomes.len(), heard, replaced + crashes)
+        let is_explained =
+            |one: &&Outcome| one.is_replaced || one.is_crash || one.heard.is_none();
+        let explained = outcomes.iter().filter(is_explained).count();
+        (outcomes.len(), heard, explained)
     });
     let (jobs, heard, explained) = slim;
-    assert!(heard.len() == jobs, "{heard:?}");
+    assert!(heard.len() + 1 >= jobs, "{heard:?}");
     assert_eq!(
         explained, jobs,
         "a rank was not replaced by daemons that are well"
