@@ -19,6 +19,7 @@
 //! | [`copies`], `offer` | several copies of this crate in one process |
 //! | `inside`, `handler` | whether the running code is ours; whether it runs in a signal handler |
 //! | [`cancel`], `threads`, [`lock`] | cancellation, signals and real-time scheduling of threads |
+//! | `starved` | whether a thread waits for a processor in vain |
 
 /// Makes a system call that rustix does not offer, by number. Unsafe: the arguments must be valid for this call.
 macro_rules! call {
