@@ -135,9 +135,9 @@ impl<'a> Engine<'a> {
         next.map_or(TICK, |at| at.saturating_sub(self.begin.elapsed()).min(TICK))
     }
 
-    /// Whether no fault will begin or end before the end of the run.
+    /// Whether no fault is in force and none will begin.
     pub fn is_over(&self) -> bool {
-        self.schedule.peek().is_none() && self.active.iter().all(|a| a.until.is_none())
+        self.schedule.peek().is_none() && self.active.is_empty()
     }
 
     /// Ends all faults in force.

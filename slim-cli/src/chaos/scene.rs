@@ -24,6 +24,8 @@ pub enum Scene {
     },
     /// All connections in the network namespace of a process.
     Namespace {
+        /// The process.
+        pid: u32,
         /// The namespace.
         net: Netns,
         /// Whether it is that of this process.
@@ -44,7 +46,7 @@ impl Scene {
         }
         let namespace = |who: &str| fs::read_link(format!("/proc/{who}/ns/net")).ok();
         let is_own = namespace(&pid.to_string()) == namespace("self");
-        Ok(Self::Namespace { net, is_own })
+        Ok(Self::Namespace { pid, net, is_own })
     }
 
     /// Checks that every fault of `plan` can be made here. The error is one line about the first that cannot.
@@ -117,11 +119,13 @@ impl Scene {
         }
     }
 
-    /// Does the job still run? Always true of a lab and of a namespace.
+    /// Does the process of `--pid` still run? Always true of a lab.
     pub fn is_alive(&self) -> bool {
         match self {
-            Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
-            Self::Lab(_) | Self::Namespace { .. } => true,
+            Self::Job { pid, .. } | Self::Namespace { pid, .. } => {
+                fs::metadata(format!("/proc/{pid}/ns/net")).is_ok()
+            }
+            Self::Lab(_) => true,
         }
     }
 }
