@@ -2,7 +2,8 @@
 //!
 //! The packet is a write with a key that no memory has, so it writes nothing. The adapter that gets it must answer with a NAK and put its queue pair into
 //! the error state; the NAK does the same to the other one, if that has a request on its way. An adapter takes a request only if it has
-//! exactly the packet number that it expects next. The numbers are sniffed, and while the queue pair is busy, packets are sent until one is in time.
+//! exactly the packet number that it expects next. The numbers are sniffed. A busy queue pair moves on meanwhile, so packets with the numbers that follow are
+//! sent as well, and again, until one is in time. Those that come too early or too late do no harm: the adapter asks for what is missing, or knows them.
 //!
 //! Packet sockets see what soft adapters (rxe) send. Others pass their packets by the kernel.
 
@@ -51,6 +52,8 @@ const WRITE_ONLY: u8 = 0x0a;
 const ACKNOWLEDGE: u8 = 0x11;
 /// Numbers of packets have 24 bits.
 const PSN: u32 = 0x00ff_ffff;
+/// So many numbers from the next one on are tried at once.
+const RUN: u32 = 16;
 /// How long each attempt listens for packets.
 const LISTEN: Duration = Duration::from_millis(20);
 /// How often the kernel is asked for the state of the queue pair: a NAK may be lost.
@@ -121,9 +124,11 @@ pub fn break_pair(
         while start.elapsed() < limit {
             match wire.listen()? {
                 RoceHeard::Failed => return Ok((sent, BreakEnd::Accepted)),
-                RoceHeard::Next(seen, number) => {
-                    wire.send(&forged(&seen, pair.peer, number))?;
-                    sent += 1;
+                RoceHeard::Next(seen, next) => {
+                    for number in next..next + RUN {
+                        wire.send(&forged(&seen, pair.peer, number & PSN))?;
+                        sent += 1;
+                    }
                 }
                 RoceHeard::Nothing => {}
             }
