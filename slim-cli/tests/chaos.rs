@@ -339,31 +339,29 @@ fn no_firewall_rule_is_left_behind() {
     let text =
         kinds.map(|kind| format!("[[fault]]\nkind = \"{kind}\"\nstart = 0\nlasts = \"forever\"\n"));
     let plan = scratch.write("plan.toml", &text.concat());
-    for signal in [
-        Some(Signal::INT),
-        Some(Signal::TERM),
-        Some(Signal::KILL),
-        None,
-    ] {
+    let begin = || {
         let mut command = slim();
         command.arg("chaos").arg(&plan).arg("--whole-namespace");
         command.args(["--pid", &job.id().to_string()]);
-        let mut chaos = command.spawn().unwrap();
+        let chaos = command.spawn().unwrap();
         let count = |text: &str| text.matches("table inet slim_lab").count();
         eventually("all in force", &|text| count(text) == kinds.len());
         // Nothing else in the plan is due, and the job goes on.
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert_eq!(count(&rules()), kinds.len());
-        if let Some(signal) = signal {
-            kill_process(Pid::from_raw(chaos.id().cast_signed()).unwrap(), signal).unwrap();
-            chaos.wait().unwrap();
-        } else {
-            job.kill().unwrap();
-            job.wait().unwrap();
-            assert!(chaos.wait().unwrap().success());
-        }
+        chaos
+    };
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let mut chaos = begin();
+        kill_process(Pid::from_raw(chaos.id().cast_signed()).unwrap(), signal).unwrap();
+        chaos.wait().unwrap();
         eventually("empty", &str::is_empty);
     }
+    let mut chaos = begin();
+    job.kill().unwrap();
+    job.wait().unwrap();
+    assert!(chaos.wait().unwrap().success());
+    eventually("empty", &str::is_empty);
 }
 
 /// Keys that would have no effect are refused.
