@@ -34,11 +34,7 @@ pub fn scratch() -> tempfile::TempDir {
 fn install(name: &str, features: &str) -> PathBuf {
     let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut build = Command::new(root().join("slim-c/build"));
-    build.args([
-        prefix.as_os_str(),
-        "library-fast".as_ref(),
-        features.as_ref(),
-    ]);
+    build.args([prefix.as_os_str(), "fast".as_ref(), features.as_ref()]);
     succeed(&mut build);
     prefix
 }
