@@ -2,6 +2,8 @@
 
 #[path = "verbs/agreements.rs"]
 mod agreements;
+#[path = "verbs/bench.rs"]
+mod bench;
 #[path = "verbs/breaks.rs"]
 mod breaks;
 #[path = "verbs/chaos.rs"]

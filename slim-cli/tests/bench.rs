@@ -9,6 +9,7 @@ use common::{Scratch, assert_refused, output, slim};
 use slim_cli::bench::contender::{self, Contender};
 use slim_cli::bench::messages::Test;
 use slim_cli::bench::round::{Round, TurnPace};
+use slim_cli::bench::site::Site;
 use slim_cli::bench::{callgrind, instructions};
 use slim_lab::mpi::{Flavor, Job, JobVerdict, Mpi};
 use slim_lab::skip::skip;
@@ -142,7 +143,7 @@ fn frames_carry_the_bytes_exactly() {
                 continue;
             }
         };
-        let framed = Contender::Framed.ready(Flavor::OpenMpi4).unwrap();
+        let framed = Contender::Framed.ready(Flavor::OpenMpi4, None).unwrap();
         let lab = Lab::builder().nodes(2).name("framed").build().unwrap();
         let job = Job::new(&lab, &mpi, mpi.build_program("slim_pp.c").unwrap())
             .ranks(ranks)
@@ -175,19 +176,14 @@ fn a_job_that_dies_in_its_turn_ends_the_round() {
         Ok(mpi) => mpi,
         Err(reason) => return skip(test, reason),
     };
-    let lab = Lab::builder().nodes(2).name("turns").build().unwrap();
+    let site = Site::make(None).unwrap();
+    let Site::Lab(lab) = &site else {
+        panic!("{site:?}");
+    };
     let program = mpi.build_program("slim_bench.c").unwrap();
     let contenders =
-        [Contender::Bare, Contender::Framed].map(|c| c.ready(Flavor::OpenMpi4).unwrap());
-    let start = || {
-        Round::start(&lab, 1, 2, &contenders, |ready, _, socket| {
-            let job = Job::new(&lab, &mpi, &program).arg("--turns").arg(socket);
-            match &ready.library {
-                Some(library) => job.preload(library),
-                None => job,
-            }
-        })
-    };
+        [Contender::Bare, Contender::Framed].map(|c| c.ready(Flavor::OpenMpi4, None).unwrap());
+    let start = || Round::start(&site, &mpi, &program, 1, 2, &contenders);
     let pace = TurnPace {
         turn: Duration::from_millis(2),
         each: Duration::from_millis(20),
@@ -258,6 +254,11 @@ fn wrong_options_are_refused() {
         ["--instructions", "--mpi=ompi5"],
         ["--all=/tmp", "--json=/tmp/x"],
         ["--all=/tmp", "--memory"],
+        ["--adapters=rx1", "--quick"],
+        ["--adapters=rx1,", "--quick"],
+        ["--adapters=rx1,rx2", "--memory"],
+        ["--adapters=rx1,rx2", "--rate=1gbit"],
+        ["--component=/tmp", "--memory"],
     ] {
         let (status, _, err) = output(slim().arg("bench").args(wrong));
         assert_eq!(status, 2, "{wrong:?}: {err}");
@@ -267,6 +268,11 @@ fn wrong_options_are_refused() {
         for (wrong, said) in [
             (["--against", "bare"], "nothing to compare"),
             (["--mpi=mpich", "--only=alltoall"], "left out with MPICH"),
+            (["--against=verbs", "--quick"], "--adapters ADAPTER,ADAPTER"),
+            (
+                ["--against=component", "--component=/tmp"],
+                "no mca_btl_slim.so",
+            ),
         ] {
             assert_refused(
                 slim()
@@ -276,6 +282,20 @@ fn wrong_options_are_refused() {
                 &[said],
             );
         }
+    }
+    for (wrong, said) in [
+        ("--against=slim", "only component and verbs"),
+        ("--only=alltoall", "only latency, bandwidth and rate"),
+    ] {
+        let mut command = slim();
+        command.args([
+            "bench",
+            "--quick",
+            "--adapters=rx1,rx2",
+            "--component=/tmp",
+            wrong,
+        ]);
+        assert_refused(&mut command, &[said]);
     }
     assert_refused(
         slim()

@@ -8,6 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+
 use crate::{Error, Result};
 
 /// A line of output, with its time.
@@ -145,6 +150,18 @@ impl Running {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and to end what it has started, and waits up to `limit` for its end.
+    pub fn terminate(&mut self, limit: Duration) {
+        if self.is_running() {
+            // It is not waited for yet, so the number is still its own.
+            let _ = signal::kill(
+                Pid::from_raw(self.child.id().cast_signed()),
+                Signal::SIGTERM,
+            );
+            self.wait(limit);
+        }
     }
 
     /// Waits for the end of the output, but not for long: a descendant may keep the pipe open.

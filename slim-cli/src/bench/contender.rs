@@ -1,14 +1,18 @@
 //! The contenders: bare sockets, and what is measured against them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use slim_core::event::{Event, Record, Trouble};
+use slim_core::transport::TransportKind;
+use slim_lab::artifacts;
 use slim_lab::mpi::{Flavor, Mpi};
-use slim_lab::{Lab, artifacts};
 use strum::Display;
 
+use super::site::Site;
 use crate::events;
 use crate::failure::CliError;
 use crate::run::preload;
@@ -26,6 +30,9 @@ pub enum Contender {
     /// The native component of Open MPI instead of btl/tcp; nothing is preloaded.
     #[strum(to_string = "btl/slim")]
     Component,
+    /// The native component with queue pairs of verbs. It needs --adapters.
+    #[strum(to_string = "btl/slim over verbs")]
+    Verbs,
     /// The kernel's MPTCP, enabled by `mptcpize`.
     #[strum(to_string = "MPTCP")]
     Mptcp,
@@ -37,7 +44,12 @@ pub enum Contender {
 impl Contender {
     /// The name, for files.
     pub fn word(self) -> String {
-        self.to_string().replace('/', "-")
+        self.to_string().replace(['/', ' '], "-")
+    }
+
+    /// Whether nothing is preloaded: such a contender can use the adapters of this host.
+    pub fn is_of_open_mpi(self) -> bool {
+        matches!(self, Self::Bare | Self::Component | Self::Verbs)
     }
 }
 
@@ -53,18 +65,19 @@ pub struct Ready {
 }
 
 impl Contender {
-    /// Finds the library, or the component for this MPI; the error names what is missing.
-    pub fn ready(self, flavor: Flavor) -> Result<Ready, CliError> {
+    /// Finds the library, or the component for this MPI, which is built unless it is in `component`; the error names what is missing.
+    pub fn ready(self, flavor: Flavor, component: Option<&Path>) -> Result<Ready, CliError> {
         let input = |e: slim_lab::Error| CliError::input(e.to_string());
-        let component = match self {
-            Self::Component => {
+        let component = match (self, component) {
+            (Self::Component | Self::Verbs, Some(dir)) => Some(given_component(dir)?),
+            (Self::Component | Self::Verbs, None) => {
                 let mpi = Mpi::find(flavor).and_then(|mpi| mpi.component());
                 Some(mpi.map_err(input)?)
             }
             _ => None,
         };
         let library = match self {
-            Self::Bare | Self::Component => None,
+            Self::Bare | Self::Component | Self::Verbs => None,
             Self::Slim => Some(preload::find(None)?),
             Self::Mptcp => Some(mptcp_library()?),
             Self::Framed => Some(framed_library()?),
@@ -78,13 +91,14 @@ impl Contender {
 
     /// Checks that connections of a job that has just ended used the contender: a benchmark of a
     /// fallback would be worthless. `events` is the directory of the job's event logs.
-    pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), CliError> {
+    pub fn was_used(self, site: &Site, events: &Path) -> Result<(), CliError> {
         let used = match self {
             Self::Bare => true,
             Self::Slim | Self::Component => events::records(events)
                 .iter()
-                .any(|record| record.event == slim_core::event::Event::Live),
-            Self::Mptcp => mptcp_handshakes(lab)? > 0,
+                .any(|record| record.event == Event::Live),
+            Self::Verbs => PairUse::of(&events::records(events)) == PairUse::All,
+            Self::Mptcp => mptcp_handshakes(site)? > 0,
             Self::Framed => frames(events) > 0,
         };
         if used {
@@ -93,6 +107,55 @@ impl Contender {
         Err(CliError::failed(format!(
             "no connection of the job used {self}: there is nothing to compare"
         )))
+    }
+}
+
+/// Checks that the component is there.
+fn given_component(dir: &Path) -> Result<PathBuf, CliError> {
+    match dir.join("mca_btl_slim.so").is_file() {
+        true => Ok(dir.to_owned()),
+        false => Err(CliError::input(format!(
+            "--component {}: no mca_btl_slim.so is there",
+            dir.display()
+        ))),
+    }
+}
+
+/// How the flows of a job use queue pairs, by its event logs. A flow begins on TCP, and moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairUse {
+    /// A flow is not on a queue pair yet, or there is no flow.
+    NotYet,
+    /// All flows have moved to queue pairs, and have stayed there.
+    All,
+    /// A flow has lost its queue pair: its messages may have gone over TCP for some time.
+    Lost,
+}
+
+impl PairUse {
+    /// What the events say. Those of a process are in order.
+    pub fn of(records: &[Record]) -> Self {
+        let mut flows: BTreeMap<&str, bool> = BTreeMap::new();
+        for record in records {
+            let on_pair = flows.entry(&record.flow).or_default();
+            match &record.event {
+                Event::Attempt { path, .. } => {
+                    *on_pair = path.to.kind() == TransportKind::VERBS;
+                }
+                // The end that does not make the attempt is asked.
+                Event::Suspend {
+                    cause: Trouble::Move | Trouble::PeerAsked,
+                }
+                | Event::Live
+                | Event::Resume { .. }
+                | Event::Closed { .. } => {}
+                _ => return Self::Lost,
+            }
+        }
+        match !flows.is_empty() && flows.values().all(|on_pair| *on_pair) {
+            true => Self::All,
+            false => Self::NotYet,
+        }
     }
 }
 
@@ -141,7 +204,10 @@ fn mptcp_library() -> Result<PathBuf, CliError> {
 }
 
 /// Number of MPTCP handshakes that the first node has answered since the lab was made.
-fn mptcp_handshakes(lab: &Lab) -> Result<u64, CliError> {
+fn mptcp_handshakes(site: &Site) -> Result<u64, CliError> {
+    let Site::Lab(lab) = site else {
+        return Ok(0);
+    };
     let text = lab
         .node(0)
         .exec("cat", &["/proc/net/netstat"])
@@ -160,6 +226,39 @@ fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flows_that_have_left_their_queue_pairs_are_noticed() {
+        let record = |flow: &str, event: &str| {
+            let place = r#""ts":1,"host":"a","pid":1,"sock":"10.1.0.1:1","peer":"10.1.0.2:2""#;
+            let text = format!("{{{place},\"flow\":\"{flow}\",{event}}}");
+            serde_json::from_str::<Record>(&text).unwrap()
+        };
+        let live = r#""kind":"live""#;
+        let moves = r#""kind":"suspend","cause":"move""#;
+        let attempt = r#""kind":"attempt","n":1,"local":null,"remote":"verbs/00""#;
+        let resume =
+            r#""kind":"resume","epoch":1,"replayed":0,"received":0,"lost_ms":1,"attempts":1"#;
+        let moved = [live, moves, attempt, resume];
+        let of = |events: &[(&str, &str)]| {
+            let records: Vec<_> = events.iter().map(|(flow, e)| record(flow, e)).collect();
+            PairUse::of(&records)
+        };
+        let one: Vec<_> = moved.map(|e| ("aa", e)).into();
+        assert_eq!(of(&[]), PairUse::NotYet);
+        assert_eq!(of(&one[..1]), PairUse::NotYet);
+        assert_eq!(of(&one), PairUse::All);
+        let and = |more: &[(&'static str, &'static str)]| of(&[&one[..], more].concat());
+        assert_eq!(and(&[("bb", live)]), PairUse::NotYet);
+        let broken = r#""kind":"suspend","cause":"ECONNRESET""#;
+        assert_eq!(and(&[("aa", broken)]), PairUse::Lost);
+        let tcp = r#""kind":"attempt","n":1,"local":null,"remote":"10.1.0.2:9""#;
+        assert_eq!(and(&[("aa", tcp)]), PairUse::NotYet);
+        assert_eq!(
+            and(&[("bb", r#""kind":"legacy","reason":"policy""#)]),
+            PairUse::Lost
+        );
+    }
 
     #[test]
     fn a_kernel_counter_is_found_by_group_and_name() {

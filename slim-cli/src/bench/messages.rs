@@ -1,17 +1,17 @@
 //! Measures how fast MPI moves messages. In every round there is one job of each contender, and these take turns.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use slim_lab::Error;
 use slim_lab::faults::shape::{self, Shape};
-use slim_lab::mpi::{Flavor, Job, Mpi};
-use slim_lab::{Error, Lab};
+use slim_lab::mpi::{Flavor, Mpi};
 use strum::{Display, VariantArray};
 
-use super::contender::{self, Contender, Ready};
+use super::contender::{Contender, Ready};
 use super::round::{Round, TurnPace, Turns};
+use super::site::Site;
 use super::stats::{self, Comparison};
 use crate::failure::CliError;
 
@@ -96,8 +96,10 @@ pub struct MessagePlan {
     pub each: Duration,
     /// Use fewer sizes.
     pub quick: bool,
-    /// The line's speed in kilobits a second, if it is limited.
+    /// The speed of the lab's line in kilobits a second, if it is limited.
     pub rate_kbit: Option<u64>,
+    /// The adapters of this host that the ranks use; none: they run in a lab.
+    pub adapters: Option<[String; 2]>,
 }
 
 /// All results.
@@ -158,9 +160,8 @@ impl MessagePlan {
         let input = |e: Error| CliError::input(e.to_string());
         let mpi = Mpi::find(self.flavor).map_err(input)?;
         let program = mpi.build_program("slim_bench.c").map_err(input)?;
-        let lab = Lab::builder().nodes(2).name("bench").build();
-        let lab = lab.map_err(input)?;
-        let guards = self.shape(&lab)?;
+        let site = Site::make(self.adapters.as_ref())?;
+        let guards = self.shape(&site)?;
         let mut points: Vec<Point> = Vec::new();
         for round in 1..=self.rounds {
             for ranks in [2, 4] {
@@ -169,12 +170,7 @@ impl MessagePlan {
                 if tests.is_empty() {
                     continue;
                 }
-                let job = |ready: &Ready, dir: &Path, socket: &Path| {
-                    self.job(&lab, &mpi, &program, ready, ranks, dir)
-                        .arg("--turns")
-                        .arg(socket)
-                };
-                let mut jobs = Round::start(&lab, round, ranks, &self.against, job)?;
+                let mut jobs = Round::start(&site, &mpi, &program, round, ranks, &self.against)?;
                 for test in tests {
                     for bytes in test.sizes(self.quick) {
                         let turns = jobs.measure(*test, *bytes, self.pace())?;
@@ -193,7 +189,7 @@ impl MessagePlan {
                 (Some(guard), Some(rate)) => {
                     format!("{} Gb/s ({})", rate as f64 / 1e6, guard.discipline())
                 }
-                _ => "veth, not limited".into(),
+                _ => site.line(),
             },
             rate_kbit: self.rate_kbit,
             rounds: self.rounds,
@@ -202,8 +198,8 @@ impl MessagePlan {
         })
     }
 
-    fn shape(&self, lab: &Lab) -> Result<Vec<shape::ShapeGuard>, CliError> {
-        let Some(rate) = self.rate_kbit else {
+    fn shape(&self, site: &Site) -> Result<Vec<shape::ShapeGuard>, CliError> {
+        let (Some(rate), Site::Lab(lab)) = (self.rate_kbit, site) else {
             return Ok(Vec::new());
         };
         lab.nodes()
@@ -298,42 +294,6 @@ impl MessagePlan {
         }
         run * self.rounds as u32 * self.against.len() as u32
     }
-
-    fn job<'a>(
-        &self,
-        lab: &'a Lab,
-        mpi: &'a Mpi,
-        program: &Path,
-        ready: &Ready,
-        ranks: usize,
-        logs: &Path,
-    ) -> Job<'a> {
-        let mut job = Job::new(lab, mpi, program).ranks(ranks);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if ranks > cores {
-            // Ranks that share a core must not spin while they wait for each other.
-            job = match self.flavor.is_mpich() {
-                true => job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
-                false => job
-                    .option("--mca")
-                    .option("mpi_yield_when_idle")
-                    .option("1"),
-            };
-        }
-        if let Some(library) = &ready.library {
-            job = job.preload(library);
-        }
-        if let Some(component) = &ready.component {
-            job = job.component(component);
-        }
-        match ready.contender {
-            Contender::Bare | Contender::Mptcp => job,
-            Contender::Slim | Contender::Component => {
-                job.env("SLIM_EVENTS", logs.join("%h.%p.jsonl"))
-            }
-            Contender::Framed => job.env("SLIM_FRAMED_LOG", contender::frames_log(logs)),
-        }
-    }
 }
 
 impl Point {
@@ -367,6 +327,7 @@ mod tests {
             each: Duration::from_millis(each),
             quick: false,
             rate_kbit,
+            adapters: None,
         }
     }
 

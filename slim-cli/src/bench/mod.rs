@@ -18,11 +18,12 @@ pub mod report;
 pub mod resume;
 pub mod round;
 pub mod section;
+pub mod site;
 pub mod stats;
 pub mod turns;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -78,8 +79,11 @@ fn told(line: &str) {
 }
 
 fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
-    let library = preload::find(None)?;
     let all = options.all.is_some();
+    let library = match options.adapters {
+        Some(_) => PathBuf::new(),
+        None => preload::find(None)?,
+    };
     let messages = match (all, options.messages_only()) {
         (true, _) => all_messages(options)?,
         (_, true) => vec![message_plan(options)?],
@@ -88,7 +92,8 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     let counted = all || options.instructions;
     let resume = (all || options.resume).then(|| options.resume_plan());
     let memory = (all || options.memory).then(|| options.memory_plan());
-    if !messages.is_empty() || resume.is_some() || memory.is_some() {
+    let in_lab = options.adapters.is_none();
+    if in_lab && (!messages.is_empty() || resume.is_some() || memory.is_some()) {
         Lab::check().map_err(|e| CliError::input(e.to_string()))?;
     }
     if counted && !options.quick {
@@ -177,15 +182,24 @@ fn count(
 }
 
 fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliError> {
-    let tests = match &options.only[..] {
+    let mut tests = match &options.only[..] {
         [] => Test::usual(),
         only => only.to_vec(),
     };
+    if options.adapters.is_some() {
+        tests.retain(|test| test.ranks() == 2);
+        if tests.is_empty() {
+            return Err(CliError::input(
+                "--adapters: only latency, bandwidth and rate have two ranks, one for each adapter",
+            ));
+        }
+    }
     let flavor = options.mpi.flavor();
     Ok(messages::MessagePlan {
         flavor,
         against: contenders(options)?,
         tests: possible(flavor, tests)?,
+        adapters: options.adapters.clone(),
         rounds: options.rounds(),
         each: options.each(),
         quick: options.quick,
@@ -242,21 +256,39 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError>
 
 /// Bare, and what is measured against it: everything that --against names, or whatever of the default is installed.
 fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
-    let flavor = options.mpi.flavor();
-    let mut ready = vec![Contender::Bare.ready(flavor)?];
-    if options.against.is_empty() {
-        ready.push(Contender::Slim.ready(flavor)?);
+    let made =
+        |contender: Contender| contender.ready(options.mpi.flavor(), options.component.as_deref());
+    let mut ready = vec![made(Contender::Bare)?];
+    let named = match (&options.against[..], &options.adapters) {
+        ([], Some(_)) => &[Contender::Component, Contender::Verbs],
+        (named, _) => named,
+    };
+    if named.is_empty() {
+        ready.push(made(Contender::Slim)?);
         for usual in [Contender::Mptcp, Contender::Framed] {
-            match usual.ready(flavor) {
+            match made(usual) {
                 Ok(found) => ready.push(found),
                 Err(missing) => told(&missing.to_string()),
             }
         }
         return Ok(ready);
     }
-    for contender in &options.against {
+    for contender in named {
+        match options.adapters {
+            None if *contender == Contender::Verbs => {
+                return Err(CliError::input(
+                    "--against verbs needs the adapters of the two ranks: --adapters ADAPTER,ADAPTER (`rdma link` lists them)",
+                ));
+            }
+            Some(_) if !contender.is_of_open_mpi() => {
+                return Err(CliError::input(format!(
+                    "--adapters: {contender} cannot be compared there, only component and verbs"
+                )));
+            }
+            _ => {}
+        }
         if ready.iter().all(|r| r.contender != *contender) {
-            ready.push(contender.ready(flavor)?);
+            ready.push(made(*contender)?);
         }
     }
     if ready.len() == 1 {

@@ -31,6 +31,18 @@ pub struct BenchOptions {
     /// Speed of the line between the nodes (default: not limited).
     #[arg(long, value_enum, conflicts_with = "part")]
     pub rate: Option<Rate>,
+    /// Use these two adapters for RDMA of this host, one for each rank, and no lab. Compares bare, component and
+    /// verbs, with Open MPI.
+    #[arg(
+        long,
+        value_name = "ADAPTER,ADAPTER",
+        value_parser = two_adapters,
+        conflicts_with_all = ["part", "rate"]
+    )]
+    pub adapters: Option<[String; 2]>,
+    /// Directory of the native component, mca_btl_slim.so (default: it is built).
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "part")]
+    pub component: Option<PathBuf>,
     /// Number of rounds (default: 25 for messages, 5 for the rest).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
@@ -95,6 +107,17 @@ pub struct BenchOptions {
     /// Write a page with tables and plots.
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub html: Option<PathBuf>,
+}
+
+/// Two names with a comma between.
+fn two_adapters(text: &str) -> Result<[String; 2], String> {
+    let names: Vec<_> = text.split(',').map(str::to_owned).collect();
+    <[String; 2]>::try_from(names)
+        .ok()
+        .filter(|two| two.iter().all(|name| !name.is_empty()))
+        .ok_or_else(|| {
+            "give two adapters, for example mlx5_0,mlx5_1 (`rdma link` lists them)".into()
+        })
 }
 
 /// The name of an MPI on the command line.

@@ -70,6 +70,7 @@ fn legend(contenders: &[Contender]) -> String {
     let told = contenders.iter().filter_map(|contender| match contender {
         Contender::Bare | Contender::Slim => None,
         Contender::Component => Some("btl/slim: the native component, without the preload library."),
+        Contender::Verbs => Some("btl/slim over verbs: the same with queue pairs of the adapters."),
         Contender::Mptcp => Some("MPTCP: the kernel's, by mptcpize."),
         Contender::Framed => Some(
             "framed: what SLIM avoids, frames and acknowledgements in user space (programs/slim_framed.c).",
@@ -219,6 +220,7 @@ fn colour(contender: Contender) -> RGBColor {
         Contender::Bare => BLACK,
         Contender::Slim => RGBColor(0, 90, 181),
         Contender::Component => RGBColor(0, 140, 90),
+        Contender::Verbs => RGBColor(130, 70, 160),
         Contender::Mptcp => RGBColor(220, 50, 32),
         Contender::Framed => RGBColor(230, 150, 0),
     }

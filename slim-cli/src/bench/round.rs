@@ -2,20 +2,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use slim_lab::Lab;
-use slim_lab::mpi::{Job, Started};
+use slim_lab::mpi::{Mpi, Started};
 
-use super::contender::{Contender, Ready};
+use super::contender::{Contender, PairUse, Ready};
 use super::messages::Test;
+use super::site::{BenchJob, Site};
 use super::turns::{JobAddress, LostRank, Ranks, Turn, TurnAnswer};
+use crate::events;
 use crate::failure::CliError;
 
 /// Time limit for the start, for one turn, and for the end of a job. Only a job that hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait for the end of a job that has lost a rank: mpirun reports what happened.
 const LAST_OUTPUT: Duration = Duration::from_secs(5);
+
+/// How long the first flows may take to get to queue pairs, and how often to look.
+const PAIRS: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Length and number of turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +46,7 @@ pub struct Turns {
 /// A job of each contender. Dropping it kills them all.
 #[derive(Debug)]
 pub struct Round<'a> {
-    lab: &'a Lab,
+    site: &'a Site,
     players: Vec<Player<'a>>,
     /// Whether the first cycle of a point goes through the contenders in reverse order.
     backwards: bool,
@@ -88,28 +94,35 @@ impl TurnPace {
 }
 
 impl<'a> Round<'a> {
-    /// Starts the jobs one after the other, because a job that starts uses the processor. `job` makes a job from the directory
-    /// for its logs and the path of its socket.
+    /// Starts the jobs of `program` one after the other, because a job that starts uses the processor.
     pub fn start(
-        lab: &'a Lab,
+        site: &'a Site,
+        mpi: &'a Mpi,
+        program: &Path,
         number: usize,
         ranks: usize,
         contenders: &[Ready],
-        job: impl Fn(&Ready, &Path, &Path) -> Job<'a>,
     ) -> Result<Self, CliError> {
         let mut round = Self {
-            lab,
+            site,
             players: Vec::new(),
             backwards: number.is_multiple_of(2),
         };
         for ready in contenders {
             let name = format!("{number}-{ranks}-{}", ready.contender.word());
-            let dir = lab.dir().join(name);
+            let dir = site.dir().join(name);
             let io = |e: std::io::Error| CliError::failed(format!("{}: {e}", dir.display()));
             fs::create_dir(&dir).map_err(io)?;
             let address = JobAddress::new(dir.join("turns")).map_err(io)?;
-            let job = job(ready, &dir, address.path());
-            let mut started = job.start().map_err(|e| CliError::failed(e.to_string()))?;
+            let started = site.start(BenchJob {
+                mpi,
+                program,
+                ready,
+                ranks,
+                logs: &dir,
+                socket: address.path(),
+            });
+            let mut started = started.map_err(|e| CliError::failed(e.to_string()))?;
             let alive = || started.running().is_running();
             match address.ranks(ranks, LIMIT, alive) {
                 Ok(ranks) => round.players.push(Player {
@@ -120,8 +133,37 @@ impl<'a> Round<'a> {
                 }),
                 Err(lost) => return Err(job_failure(ready.contender, started, "its start", &lost)),
             }
+            if ready.contender == Contender::Verbs {
+                round.wait_for_pairs()?;
+            }
         }
         Ok(round)
+    }
+
+    /// Exchanges messages until the flows of the last job are on queue pairs: they begin on TCP.
+    fn wait_for_pairs(&mut self) -> Result<(), CliError> {
+        let last = self.players.len() - 1;
+        let some = Turn {
+            test: Test::Latency,
+            bytes: 8,
+            lead: 0,
+            times: 10,
+        };
+        let begin = Instant::now();
+        loop {
+            self.turn(last, &some)?;
+            let player = &self.players[last];
+            match PairUse::of(&events::records(&player.dir)) {
+                PairUse::All => return Ok(()),
+                PairUse::NotYet if begin.elapsed() < PAIRS => thread::sleep(LOOK),
+                PairUse::NotYet | PairUse::Lost => {
+                    return Err(CliError::failed(format!(
+                        "the job of {} does not get to queue pairs: `ibv_devinfo` says whether its adapters work",
+                        player.contender
+                    )));
+                }
+            }
+        }
     }
 
     /// Measures one point: finds the number of repetitions, then gives turns to the contenders, alternating between
@@ -187,7 +229,7 @@ impl<'a> Round<'a> {
                     outcome.tail(20)
                 )));
             }
-            contender.was_used(self.lab, &dir)?;
+            contender.was_used(self.site, &dir)?;
             // The logs of many rounds would take much space.
             let _ = fs::remove_dir_all(&dir);
         }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{Flavor, Mpi, Outcome, Progress};
-use crate::{Lab, Node, Result, artifacts, launch, output::Running, standstill};
+use crate::{Lab, Node, Process, Result, artifacts, launch, output::Running, standstill};
+
+/// How long a launcher on this host may take to end its ranks.
+const END: Duration = Duration::from_secs(5);
 
 /// A job to be run on a lab.
 #[derive(Clone, Debug)]
@@ -317,10 +320,11 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A running job. Dropping it kills its processes on all nodes.
+/// A running job. Dropping it kills its launcher, and its processes on all nodes of the lab.
 #[derive(Debug)]
 pub struct Started<'a> {
-    lab: &'a Lab,
+    /// None: the job runs on this host.
+    lab: Option<&'a Lab>,
     running: Running,
 }
 
@@ -328,9 +332,27 @@ impl<'a> Started<'a> {
     /// A job on `lab` that this command starts.
     pub fn of(lab: &'a Lab, command: Command) -> Result<Self> {
         Ok(Started {
-            lab,
+            lab: Some(lab),
             running: Running::start(command)?,
         })
+    }
+
+    /// A job on this host, in no lab.
+    pub fn here(command: Command) -> Result<Self> {
+        Ok(Started {
+            lab: None,
+            running: Running::start(command)?,
+        })
+    }
+
+    /// Kills the launcher, and all processes of the lab, which it returns. Without a lab only the launcher knows its ranks: it is asked to end first.
+    fn kill(&mut self) -> Vec<Process> {
+        if self.lab.is_none() {
+            self.running.terminate(END);
+        }
+        self.running.kill();
+        let nodes = self.lab.iter().flat_map(|lab| lab.nodes());
+        nodes.flat_map(Node::kill_all).collect()
     }
 
     /// The running mpirun and its output.
@@ -350,19 +372,12 @@ impl<'a> Started<'a> {
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let status = self.running.wait(limit);
         let took = self.running.elapsed();
-        if status.is_none() {
-            if let Err(error) = standstill::record(self.lab) {
-                eprintln!("cannot record the state of the hung job: {error}");
-            }
-            self.running.kill();
+        if status.is_none()
+            && let Some(Err(error)) = self.lab.map(standstill::record)
+        {
+            eprintln!("cannot record the state of the hung job: {error}");
         }
-        let left = self
-            .lab
-            .nodes()
-            .iter()
-            .flat_map(|node| node.kill_all())
-            .map(|p| p.name)
-            .collect();
+        let left = self.kill().into_iter().map(|p| p.name).collect();
         Outcome {
             status,
             took,
@@ -374,10 +389,6 @@ impl<'a> Started<'a> {
 
 impl Drop for Started<'_> {
     fn drop(&mut self) {
-        self.running.kill();
-        self.lab
-            .nodes()
-            .iter()
-            .for_each(|node| drop(node.kill_all()));
+        self.kill();
     }
 }
