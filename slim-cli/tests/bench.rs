@@ -273,6 +273,7 @@ fn wrong_options_are_refused() {
                 ["--against=component", "--component=/tmp"],
                 "no mca_btl_slim.so",
             ),
+            (["--against=slim", "--component=/tmp"], "has no effect"),
         ] {
             assert_refused(
                 slim()

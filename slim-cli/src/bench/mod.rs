@@ -80,6 +80,7 @@ fn told(line: &str) {
 
 fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     let all = options.all.is_some();
+    // No part that is possible with adapters uses it.
     let library = match options.adapters {
         Some(_) => PathBuf::new(),
         None => preload::find(None)?,
@@ -271,7 +272,6 @@ fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
                 Err(missing) => told(&missing.to_string()),
             }
         }
-        return Ok(ready);
     }
     for contender in named {
         match options.adapters {
@@ -294,6 +294,11 @@ fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     if ready.len() == 1 {
         return Err(CliError::input(
             "--against bare: there is nothing to compare bare with",
+        ));
+    }
+    if options.component.is_some() && ready.iter().all(|r| r.component.is_none()) {
+        return Err(CliError::input(
+            "--component has no effect: neither component nor verbs is compared",
         ));
     }
     Ok(ready)
