@@ -29,8 +29,6 @@ mod neighbours;
 mod openmpi;
 #[path = "verbs/openmpi_soak.rs"]
 mod openmpi_soak;
-#[path = "verbs/openmpi_speed.rs"]
-mod openmpi_speed;
 #[path = "verbs/rails.rs"]
 mod rails;
 #[path = "verbs/resumes.rs"]
@@ -55,6 +53,8 @@ mod traffic;
 mod two_sessions;
 #[path = "../../slim-verbs/tests/sessions/usage.rs"]
 mod usage;
+#[path = "verbs/waiting_jobs.rs"]
+mod waiting_jobs;
 
 use std::{
     os::fd::BorrowedFd,

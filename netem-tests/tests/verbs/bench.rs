@@ -11,7 +11,7 @@ use slim_lab::{
     skip::skip,
 };
 
-use super::{openmpi::component, rxe, shell};
+use super::{common::soak, openmpi::component, rxe, shell};
 
 /// A short run compares Open MPI over verbs with the same component over TCP and with `btl/tcp`. If the flows do not get to queue pairs there are no figures.
 #[test]
@@ -31,9 +31,15 @@ fn open_mpi_over_verbs_is_a_contender() {
     };
     shell("hostname guest");
     let json = "/run/tmp/bench.json";
+    // With SLIM_SOAK=1 it is a measurement, for which nothing else may run.
+    let how: &[&str] = match soak() {
+        true => &["--rounds", "7", "--only", "latency,bandwidth"],
+        false => &["--quick", "--rounds", "1", "--only", "latency"],
+    };
     let bench = |adapters: &str| -> (Output, String) {
         let output = Command::new(&slim)
-            .args(["bench", "--quick", "--rounds", "1", "--only", "latency"])
+            .arg("bench")
+            .args(how)
             .args(["--json", json, "--adapters", adapters, "--component"])
             .arg(&component)
             .output()

@@ -22,7 +22,6 @@ use slim_verbs::VerbsPort;
 use super::{
     common::soak,
     openmpi::{SOON, component, queue_pairs},
-    openmpi_speed::{OVER_VERBS, WaitingJob, in_turns},
     rxe,
     session_speed::{PolledEnds, ROUND_TRIPS},
     sessions::round_trip,
@@ -30,6 +29,7 @@ use super::{
     speed::{Kind, TOTAL, bare_latency, bare_stream, measure},
     two_sessions::{LIMIT, TwoSessions, of_port},
     wait,
+    waiting_jobs::{OVER_VERBS, WaitingJob, in_turns},
 };
 
 /// Said instead of a measurement.

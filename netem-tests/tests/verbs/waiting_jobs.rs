@@ -1,23 +1,17 @@
-//! Open MPI with the native component over queue pairs of soft RoCE, over TCP, and with its own `btl/tcp`, on the same line, by turns.
+//! Jobs of Open MPI whose ranks, one at each end of a line with soft RoCE, wait for their turns: to compare what `slim bench` has not.
 
 use std::{
-    fs,
     io::{BufRead, BufReader, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
 };
 
-use slim_lab::{
-    Error,
-    mpi::{Flavor, Mpi, component_arguments},
-    skip::skip,
-};
+use slim_lab::mpi::{Mpi, component_arguments};
 
 use super::{
-    common::soak,
-    openmpi::{SOON, component, queue_pairs},
-    rxe, shell, wait,
+    openmpi::{SOON, component},
+    wait,
 };
 
 /// Turns of each job with each message size; the median counts.
@@ -31,8 +25,10 @@ export UCX_NET_DEVICES=rx$n:1
 exec "$0" "$@""#;
 
 /// The arguments of a job with the component.
-pub(super) const OVER_TCP: &str = "--mca pml ob1 --mca btl slim,self";
-pub(super) const OVER_VERBS: [&str; 2] = [OVER_TCP, "--mca btl_slim_transports verbs,tcp"];
+pub(super) const OVER_VERBS: [&str; 2] = [
+    "--mca pml ob1 --mca btl slim,self",
+    "--mca btl_slim_transports verbs,tcp",
+];
 
 /// A job whose ranks wait for their turn.
 pub(super) struct WaitingJob {
@@ -130,43 +126,4 @@ fn line(rank: &mut BufReader<UnixStream>) -> String {
     rank.read_line(&mut line).unwrap();
     assert!(line.ends_with('\n'), "a rank has ended: {line:?}");
     line.trim().to_owned()
-}
-
-#[test]
-fn open_mpi_over_verbs_and_over_tcp() {
-    let test = "openmpi_speed::open_mpi_over_verbs_and_over_tcp";
-    if !soak() {
-        println!("a measurement, for which nothing else may run: SLIM_SOAK=1 runs it");
-        return;
-    }
-    let found = Mpi::find(Flavor::OpenMpi4).and_then(|mpi| {
-        component(&mpi)?;
-        Ok((mpi.build_program("slim_bench.c")?, mpi))
-    });
-    let (program, mpi) = match found {
-        Ok(found) => found,
-        Err(error @ Error::Missing { .. }) => return skip(test, error),
-        Err(error) => panic!("{error}"),
-    };
-    let Some(_rxe) = rxe(test) else {
-        return;
-    };
-    shell("hostname guest");
-    fs::create_dir_all("/run/tmp").unwrap();
-    let mut jobs = [
-        ("btl/tcp", &["--mca pml ob1 --mca btl tcp,self"][..]),
-        ("slim over TCP", &[OVER_TCP]),
-        ("slim over verbs", &OVER_VERBS),
-    ]
-    .map(|(name, arguments)| WaitingJob::start(name, &mpi, &program, arguments));
-    // The first messages go over TCP.
-    let mut most = 0;
-    wait("on queue pairs", SOON, || {
-        jobs[2].turn("latency", 8, 10);
-        most = most.max(queue_pairs());
-        (most == 2).then_some(())
-    });
-    in_turns(&mut jobs);
-    assert_eq!(queue_pairs(), 2, "still on queue pairs");
-    jobs.into_iter().for_each(WaitingJob::end);
 }
