@@ -135,6 +135,27 @@ fn a_command_survives_fails_or_is_not_met() {
     assert!(err.contains("1 runs, seed 5"), "{err}");
 }
 
+/// A fault that lasts forever does not keep a run from its limit.
+#[test]
+fn a_run_under_a_fault_that_lasts_forever_has_a_limit() {
+    if !root("a_run_under_a_fault_that_lasts_forever_has_a_limit") {
+        return;
+    }
+    let scratch = Scratch::new("forever");
+    let plan = scratch.write(
+        "plan.toml",
+        "[[fault]]\nkind = \"drop\"\nstart = 0.1\nlasts = \"forever\"\nnode = \"nodeB\"\n",
+    );
+    let plan = plan.to_str().unwrap();
+    let words = [
+        "--runs", "1", "--with", "bare", "--limit", "2", "--fault", plan,
+    ];
+    let begin = Instant::now();
+    let (_, report, _) = matrix(&[&words[..], &["--", "sleep", "30"]].concat());
+    assert_eq!(report["cells"][0]["runs"][0]["end"], "hung", "{report}");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+}
+
 /// Bare, the loss of its connections ends the job, or it hangs. With SLIM it finishes.
 #[test]
 fn an_mpi_survives_kills_with_slim_only() {

@@ -135,6 +135,11 @@ impl<'a> Engine<'a> {
         next.map_or(TICK, |at| at.saturating_sub(self.begin.elapsed()).min(TICK))
     }
 
+    /// Whether no fault will begin or end any more, but for those that last to the end of the run.
+    pub fn is_quiet(&self) -> bool {
+        self.schedule.peek().is_none() && self.active.iter().all(|a| a.until.is_none())
+    }
+
     /// Whether no fault is in force and none will begin.
     pub fn is_over(&self) -> bool {
         self.schedule.peek().is_none() && self.active.is_empty()

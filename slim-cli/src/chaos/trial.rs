@@ -55,8 +55,8 @@ pub fn start(lab: &Lab, words: &[OsString]) -> Result<Running, CliError> {
     Running::start(command).map_err(|e| CliError::failed(e.to_string()))
 }
 
-/// Makes the faults of the plan until the program ends. When no fault will begin or end any more, `quiet`
-/// is called. Ends what is left of the program.
+/// Makes the faults of the plan until the program ends. When no fault will begin or end any more, but for those that last to the end of the
+/// run, `quiet` is called. Ends what is left of the program.
 pub fn carry_out(
     scene: &Scene,
     plan: &Plan,
@@ -73,7 +73,7 @@ pub fn carry_out(
         if let Some(status) = program.wait_end(engine.pause()) {
             break Some(status);
         }
-        if let Some(quiet) = quiet.take_if(|_| engine.is_over()) {
+        if let Some(quiet) = quiet.take_if(|_| engine.is_quiet()) {
             quiet().map_err(failed)?;
             since = Some(Instant::now());
         }
