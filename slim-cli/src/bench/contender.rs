@@ -1,13 +1,11 @@
 //! The contenders: bare sockets, and what is measured against them.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use slim_core::event::{Event, Record, Trouble};
-use slim_core::transport::TransportKind;
+use slim_core::event::Event;
 use slim_lab::artifacts;
 use slim_lab::mpi::{Flavor, Mpi};
 use strum::Display;
@@ -68,11 +66,13 @@ impl Contender {
     /// Finds the library, or the component for this MPI, which is built unless it is in `component`; the error names what is missing.
     pub fn ready(self, flavor: Flavor, component: Option<&Path>) -> Result<Ready, CliError> {
         let input = |e: slim_lab::Error| CliError::input(e.to_string());
-        let component = match (self, component) {
-            (Self::Component | Self::Verbs, Some(dir)) => Some(given_component(dir)?),
-            (Self::Component | Self::Verbs, None) => {
-                let mpi = Mpi::find(flavor).and_then(|mpi| mpi.component());
-                Some(mpi.map_err(input)?)
+        let component = match self {
+            Self::Component | Self::Verbs => {
+                let mpi = Mpi::find(flavor).map_err(input)?;
+                Some(match component {
+                    Some(dir) => given_component(&mpi, dir)?,
+                    None => mpi.component().map_err(input)?,
+                })
             }
             _ => None,
         };
@@ -94,10 +94,10 @@ impl Contender {
     pub fn was_used(self, site: &Site, events: &Path) -> Result<(), CliError> {
         let used = match self {
             Self::Bare => true,
-            Self::Slim | Self::Component => events::records(events)
+            // Those of queue pairs are looked at while the job runs.
+            Self::Slim | Self::Component | Self::Verbs => events::records(events)
                 .iter()
                 .any(|record| record.event == Event::Live),
-            Self::Verbs => PairUse::of(&events::records(events)) == PairUse::All,
             Self::Mptcp => mptcp_handshakes(site)? > 0,
             Self::Framed => frames(events) > 0,
         };
@@ -110,52 +110,16 @@ impl Contender {
     }
 }
 
-/// Checks that the component is there.
-fn given_component(dir: &Path) -> Result<PathBuf, CliError> {
+/// Checks that the component is there, and that this MPI loads components.
+fn given_component(mpi: &Mpi, dir: &Path) -> Result<PathBuf, CliError> {
+    mpi.built_component()
+        .map_err(|e| CliError::input(e.to_string()))?;
     match dir.join("mca_btl_slim.so").is_file() {
         true => Ok(dir.to_owned()),
         false => Err(CliError::input(format!(
             "--component {}: no mca_btl_slim.so is there",
             dir.display()
         ))),
-    }
-}
-
-/// How the flows of a job use queue pairs, by its event logs. A flow begins on TCP, and moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairUse {
-    /// A flow is not on a queue pair yet, or there is no flow.
-    NotYet,
-    /// All flows have moved to queue pairs, and have stayed there.
-    All,
-    /// A flow has lost its queue pair: its messages may have gone over TCP for some time.
-    Lost,
-}
-
-impl PairUse {
-    /// What the events say. Those of a process are in order.
-    pub fn of(records: &[Record]) -> Self {
-        let mut flows: BTreeMap<&str, bool> = BTreeMap::new();
-        for record in records {
-            let on_pair = flows.entry(&record.flow).or_default();
-            match &record.event {
-                Event::Attempt { path, .. } => {
-                    *on_pair = path.to.kind() == TransportKind::VERBS;
-                }
-                // The end that does not make the attempt is asked.
-                Event::Suspend {
-                    cause: Trouble::Move | Trouble::PeerAsked,
-                }
-                | Event::Live
-                | Event::Resume { .. }
-                | Event::Closed { .. } => {}
-                _ => return Self::Lost,
-            }
-        }
-        match !flows.is_empty() && flows.values().all(|on_pair| *on_pair) {
-            true => Self::All,
-            false => Self::NotYet,
-        }
     }
 }
 
@@ -226,39 +190,6 @@ fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn flows_that_have_left_their_queue_pairs_are_noticed() {
-        let record = |flow: &str, event: &str| {
-            let place = r#""ts":1,"host":"a","pid":1,"sock":"10.1.0.1:1","peer":"10.1.0.2:2""#;
-            let text = format!("{{{place},\"flow\":\"{flow}\",{event}}}");
-            serde_json::from_str::<Record>(&text).unwrap()
-        };
-        let live = r#""kind":"live""#;
-        let moves = r#""kind":"suspend","cause":"move""#;
-        let attempt = r#""kind":"attempt","n":1,"local":null,"remote":"verbs/00""#;
-        let resume =
-            r#""kind":"resume","epoch":1,"replayed":0,"received":0,"lost_ms":1,"attempts":1"#;
-        let moved = [live, moves, attempt, resume];
-        let of = |events: &[(&str, &str)]| {
-            let records: Vec<_> = events.iter().map(|(flow, e)| record(flow, e)).collect();
-            PairUse::of(&records)
-        };
-        let one: Vec<_> = moved.map(|e| ("aa", e)).into();
-        assert_eq!(of(&[]), PairUse::NotYet);
-        assert_eq!(of(&one[..1]), PairUse::NotYet);
-        assert_eq!(of(&one), PairUse::All);
-        let and = |more: &[(&'static str, &'static str)]| of(&[&one[..], more].concat());
-        assert_eq!(and(&[("bb", live)]), PairUse::NotYet);
-        let broken = r#""kind":"suspend","cause":"ECONNRESET""#;
-        assert_eq!(and(&[("aa", broken)]), PairUse::Lost);
-        let tcp = r#""kind":"attempt","n":1,"local":null,"remote":"10.1.0.2:9""#;
-        assert_eq!(and(&[("aa", tcp)]), PairUse::NotYet);
-        assert_eq!(
-            and(&[("bb", r#""kind":"legacy","reason":"policy""#)]),
-            PairUse::Lost
-        );
-    }
 
     #[test]
     fn a_kernel_counter_is_found_by_group_and_name() {

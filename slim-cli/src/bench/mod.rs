@@ -13,6 +13,7 @@ pub mod memory;
 pub mod messages;
 pub mod options;
 pub mod page;
+pub mod pairs;
 pub mod plot;
 pub mod report;
 pub mod resume;
@@ -28,9 +29,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use slim_lab::Lab;
-use slim_lab::mpi::{Flavor, Mpi};
+use slim_lab::mpi::{Flavor, Mpi, RankAdapters};
 
-use crate::failure::{CliError, FAILED};
+use crate::failure::{CliError, FAILED, print, say};
 use crate::run::preload;
 use contender::{Contender, Ready};
 use messages::Test;
@@ -51,7 +52,6 @@ pub fn main(options: &BenchOptions) -> Result<ExitCode, CliError> {
     }
     let report = measure(options)?;
     let sections = report.sections()?;
-    print!("{}", report.text(&sections));
     if let Some(path) = &options.json {
         report.write_json(path)?;
     }
@@ -68,6 +68,8 @@ pub fn main(options: &BenchOptions) -> Result<ExitCode, CliError> {
             figures.display()
         ));
     }
+    // Last: nothing is lost if nobody reads it.
+    print(&report.text(&sections))?;
     Ok(match report.missing.is_empty() {
         true => ExitCode::SUCCESS,
         false => FAILED.into(),
@@ -75,7 +77,7 @@ pub fn main(options: &BenchOptions) -> Result<ExitCode, CliError> {
 }
 
 fn told(line: &str) {
-    eprintln!("bench: {line}");
+    say(&format!("bench: {line}"));
 }
 
 fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
@@ -189,12 +191,8 @@ fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliErro
     };
     if options.adapters.is_some() {
         tests.retain(|test| test.ranks() == 2);
-        if tests.is_empty() {
-            return Err(CliError::input(
-                "--adapters: only latency, bandwidth and rate have two ranks, one for each adapter",
-            ));
-        }
     }
+    check_adapters(options, &tests)?;
     let flavor = options.mpi.flavor();
     Ok(messages::MessagePlan {
         flavor,
@@ -206,6 +204,30 @@ fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliErro
         quick: options.quick,
         rate_kbit: options.rate.map(Rate::kbit),
     })
+}
+
+/// What is to be compared is possible with adapters, or needs none, and the adapters are there.
+fn check_adapters(options: &BenchOptions, tests: &[Test]) -> Result<(), CliError> {
+    let Some(names) = &options.adapters else {
+        return match options.against.contains(&Contender::Verbs) {
+            true => Err(CliError::input(
+                "--against verbs needs the adapters of the two ranks: --adapters ADAPTER,ADAPTER (`rdma link` lists them)",
+            )),
+            false => Ok(()),
+        };
+    };
+    if let Some(other) = options.against.iter().find(|c| !c.is_of_open_mpi()) {
+        return Err(CliError::input(format!(
+            "--adapters: {other} cannot be compared there, only component and verbs"
+        )));
+    }
+    if tests.is_empty() {
+        return Err(CliError::input(
+            "--adapters: only latency, bandwidth and rate have two ranks, one for each adapter",
+        ));
+    }
+    let found = RankAdapters::find(names);
+    found.map(drop).map_err(|e| CliError::input(e.to_string()))
 }
 
 /// Plans for every installed MPI, and for the first of them the tests that depend on the line, on slower lines.
@@ -274,19 +296,6 @@ fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
         }
     }
     for contender in named {
-        match options.adapters {
-            None if *contender == Contender::Verbs => {
-                return Err(CliError::input(
-                    "--against verbs needs the adapters of the two ranks: --adapters ADAPTER,ADAPTER (`rdma link` lists them)",
-                ));
-            }
-            Some(_) if !contender.is_of_open_mpi() => {
-                return Err(CliError::input(format!(
-                    "--adapters: {contender} cannot be compared there, only component and verbs"
-                )));
-            }
-            _ => {}
-        }
         if ready.iter().all(|r| r.contender != *contender) {
             ready.push(made(*contender)?);
         }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use slim_lab::mpi::{Mpi, Started};
 
-use super::contender::{Contender, PairUse, Ready};
+use super::contender::{Contender, Ready};
 use super::messages::Test;
+use super::pairs::FlowsOnPairs;
 use super::site::{BenchJob, Site};
 use super::turns::{JobAddress, LostRank, Ranks, Turn, TurnAnswer};
-use crate::events;
 use crate::failure::CliError;
 
 /// Time limit for the start, for one turn, and for the end of a job. Only a job that hangs takes longer.
@@ -60,6 +60,8 @@ struct Player<'a> {
     dir: PathBuf,
     started: Started<'a>,
     ranks: Ranks,
+    /// Of a job over verbs: its flows when they had all moved.
+    pairs: Option<FlowsOnPairs>,
 }
 
 impl TurnPace {
@@ -130,6 +132,7 @@ impl<'a> Round<'a> {
                     dir,
                     started,
                     ranks,
+                    pairs: None,
                 }),
                 Err(lost) => return Err(job_failure(ready.contender, started, "its start", &lost)),
             }
@@ -152,17 +155,18 @@ impl<'a> Round<'a> {
         let begin = Instant::now();
         loop {
             self.turn(last, &some)?;
-            let player = &self.players[last];
-            match PairUse::of(&events::records(&player.dir)) {
-                PairUse::All => return Ok(()),
-                PairUse::NotYet if begin.elapsed() < PAIRS => thread::sleep(LOOK),
-                PairUse::NotYet | PairUse::Lost => {
-                    return Err(CliError::failed(format!(
-                        "the job of {} does not get to queue pairs: `ibv_devinfo` says whether its adapters work",
-                        player.contender
-                    )));
-                }
+            let player = &mut self.players[last];
+            player.pairs = FlowsOnPairs::find(&player.dir)?;
+            if player.pairs.is_some() {
+                return Ok(());
             }
+            if begin.elapsed() > PAIRS {
+                return Err(CliError::failed(format!(
+                    "the job of {} does not get to queue pairs: `ibv_devinfo` says whether its adapters work",
+                    player.contender
+                )));
+            }
+            thread::sleep(LOOK);
         }
     }
 
@@ -213,6 +217,14 @@ impl<'a> Round<'a> {
 
     /// Ends all jobs, and checks that each really used its contender.
     pub fn end(self) -> Result<(), CliError> {
+        for player in &self.players {
+            if player.pairs.is_some() && FlowsOnPairs::find(&player.dir)? != player.pairs {
+                return Err(CliError::failed(format!(
+                    "a flow of the job of {} has left its queue pair: there is nothing to compare",
+                    player.contender
+                )));
+            }
+        }
         let mut left: Vec<_> = self.players.into_iter().map(Player::leave).collect();
         // Dropping a job kills all processes on the nodes, so first wait until all jobs have ended.
         for (_, _, started) in &mut left {

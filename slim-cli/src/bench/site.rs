@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use slim_lab::faults::watcher::{Watcher, quoted};
 use slim_lab::mpi::{Job, Mpi, RankAdapters, Started};
-use slim_lab::{Error, Lab};
+use slim_lab::{Error, Lab, Netns};
 use tempfile::TempDir;
 
 use super::contender::{self, Contender, Ready};
@@ -23,6 +24,7 @@ pub enum Site {
 pub struct HostSite {
     adapters: RankAdapters,
     dir: TempDir,
+    _watcher: Watcher,
 }
 
 /// One job. The MPI outlives it.
@@ -50,10 +52,19 @@ impl Site {
             let lab = Lab::builder().nodes(2).name("bench").build();
             return lab.map(Self::Lab).map_err(input);
         };
+        let failed = |e: Error| CliError::failed(e.to_string());
         let adapters = RankAdapters::find(names).map_err(input)?;
         let dir = tempfile::Builder::new().prefix("slim-bench-").tempdir();
-        let dir = dir.map_err(|e| CliError::failed(format!("make a directory: {e}")))?;
-        Ok(Self::Host(HostSite { adapters, dir }))
+        let dir = dir.map_err(Error::io("make a directory")).map_err(failed)?;
+        // It is removed also if this process is killed.
+        let remove = format!("rm -rf {}", quoted(&dir.path().display().to_string()));
+        let host = Netns::current().map_err(failed)?;
+        let watcher = Watcher::start(&host, "the files of a benchmark", &remove);
+        Ok(Self::Host(HostSite {
+            adapters,
+            dir,
+            _watcher: watcher.map_err(failed)?,
+        }))
     }
 
     /// Its directory.
@@ -117,9 +128,12 @@ impl<'a> BenchJob<'a, '_> {
 
     fn on_host(self, adapters: &RankAdapters) -> Result<Started<'static>, Error> {
         let mut command = adapters.mpirun(self.mpi, self.ready.component.as_deref());
-        if self.ready.contender == Contender::Verbs {
-            command.args(["--mca", "btl_slim_transports", "verbs,tcp"]);
-        }
+        // What the user's environment says does not count.
+        let transports = match self.ready.contender {
+            Contender::Verbs => "verbs,tcp",
+            _ => "tcp",
+        };
+        command.args(["--mca", "btl_slim_transports", transports]);
         if self.is_crowded() {
             command.args(YIELD);
         }

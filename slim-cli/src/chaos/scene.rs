@@ -122,12 +122,18 @@ impl Scene {
     /// Does the process of `--pid` still run? Always true of a lab.
     pub fn is_alive(&self) -> bool {
         match self {
-            Self::Job { pid, .. } | Self::Namespace { pid, .. } => {
-                fs::metadata(format!("/proc/{pid}/ns/net")).is_ok()
-            }
+            Self::Job { pid, .. } | Self::Namespace { pid, .. } => has_threads(*pid),
             Self::Lab(_) => true,
         }
     }
+}
+
+/// Whether a thread of the process runs still. The first one may have ended before the others.
+fn has_threads(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    // A thread that has ended has no namespaces any more.
+    let runs = |task: fs::DirEntry| fs::metadata(task.path().join("ns/net")).is_ok();
+    tasks.is_ok_and(|tasks| tasks.flatten().any(runs))
 }
 
 /// Checks that a fault of an adapter can be made.

@@ -91,13 +91,15 @@ pub fn interface_of(net: &Netns, device: &str) -> Result<String> {
 
 /// Checks that the adapter is a soft one of RoCE: only those can be deleted and added.
 pub fn check_soft(device: &str) -> Result<()> {
+    let adapter = Path::new("/sys/class/infiniband").join(device);
     // Only these have this file, which names their interface.
-    if Path::new("/sys/class/infiniband")
-        .join(device)
-        .join("parent")
-        .exists()
-    {
+    if adapter.join("parent").exists() {
         return Ok(());
+    }
+    if !adapter.exists() {
+        return Err(Error::Invalid(format!(
+            "there is no adapter {device} now: deleted, and perhaps in use still"
+        )));
     }
     Err(Error::Invalid(format!(
         "{device} is not a soft adapter of RoCE (rxe): it cannot be deleted"
@@ -114,8 +116,16 @@ pub struct PortDown {
 
 /// Takes the interface of the adapter `device` down.
 pub fn port_down(net: &Netns, device: &str) -> Result<PortDown> {
-    let down = link::interface_down(net, &interface_of(net, device)?)?;
+    let interface = interface_of(net, device)?;
+    if !link::is_up(net, &interface)? {
+        return Err(Error::Invalid(format!(
+            "the port of {device} is down already: its interface {interface} is"
+        )));
+    }
+    let mut down = Down::prepare(net, &interface)?;
+    // Before it is down, for the case that this process is killed at once.
     let watcher = Watcher::start(net, "a port that is down", &down.commands())?;
+    down.take()?;
     Ok(PortDown { down, watcher })
 }
 

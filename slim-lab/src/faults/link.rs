@@ -13,8 +13,8 @@ use crate::{Error, Netns, Node, Result};
 pub struct Down {
     net: Netns,
     interface: String,
-    routes: Vec<String>,
-    neighbours: Vec<String>,
+    /// What is lost when it goes down: the kind for `ip`, and the rest of the command.
+    lost: Vec<(&'static str, String)>,
     lifted: bool,
 }
 
@@ -25,20 +25,37 @@ pub fn down(node: &Node, path: usize) -> Result<Down> {
 
 /// Takes an interface of `net` down.
 pub fn interface_down(net: &Netns, interface: &str) -> Result<Down> {
-    let mut down = Down {
-        net: net.clone(),
-        interface: interface.to_owned(),
-        routes: own_routes(net, interface)?,
-        neighbours: own_neighbours(net, interface)?,
-        lifted: false,
-    };
-    let taken = net.exec("ip", &["link", "set", interface, "down"]);
-    down.lifted = taken.is_err();
-    taken.map(|_| down)
+    let mut down = Down::prepare(net, interface)?;
+    down.take()?;
+    Ok(down)
 }
 
 impl Down {
-    /// Brings the link up again, and restores the routes and neighbours that were lost with it.
+    /// Looks what the interface will lose. It stays up.
+    pub(super) fn prepare(net: &Netns, interface: &str) -> Result<Self> {
+        let all = |kind, of: Vec<String>| of.into_iter().map(move |one| (kind, one));
+        let lost = all("-6 addr", own_addresses6(net, interface)?)
+            .chain(all("-4 route", own_routes(net, "-4", interface)?))
+            .chain(all("-6 route", own_routes(net, "-6", interface)?))
+            .chain(all("neigh", own_neighbours(net, interface)?));
+        Ok(Down {
+            net: net.clone(),
+            interface: interface.to_owned(),
+            lost: lost.collect(),
+            lifted: true,
+        })
+    }
+
+    /// Takes it down.
+    pub(super) fn take(&mut self) -> Result<()> {
+        let taken = self
+            .net
+            .exec("ip", &["link", "set", &self.interface, "down"]);
+        self.lifted = taken.is_err();
+        taken.map(drop)
+    }
+
+    /// Brings the link up again, and restores the addresses, routes and neighbours that were lost with it.
     pub fn lift(mut self) -> Result<()> {
         self.up()
     }
@@ -47,10 +64,8 @@ impl Down {
     pub(super) fn commands(&self) -> String {
         let interface = quoted(&self.interface);
         let mut commands = format!("inside ip link set {interface} up\n");
-        for (kind, all) in [("-4 route", &self.routes), ("neigh", &self.neighbours)] {
-            for one in all {
-                commands.push_str(&format!("inside ip {kind} replace {one} dev {interface}\n"));
-            }
+        for (kind, one) in &self.lost {
+            commands.push_str(&format!("inside ip {kind} replace {one} dev {interface}\n"));
         }
         commands
     }
@@ -61,8 +76,10 @@ impl Down {
         }
         self.net
             .exec("ip", &["link", "set", &self.interface, "up"])?;
-        restore(&self.net, &self.interface, &["-4", "route"], &self.routes)?;
-        restore(&self.net, &self.interface, &["neigh"], &self.neighbours)
+        for (kind, one) in &self.lost {
+            restore(&self.net, &self.interface, kind, one)?;
+        }
+        Ok(())
     }
 }
 
@@ -88,7 +105,7 @@ pub fn remove_address(node: &Node, path: usize) -> Result<Removed> {
     let interface = node.interface(path);
     let net = node.net().clone();
     let addresses = listed(&net, &interface)?;
-    let routes = own_routes(&net, &interface)?;
+    let routes = own_routes(&net, "-4", &interface)?;
     let mut removed = Removed {
         net,
         interface,
@@ -124,7 +141,10 @@ impl Removed {
             self.net
                 .exec("ip", &["addr", "add", address, "dev", &self.interface])?;
         }
-        restore(&self.net, &self.interface, &["-4", "route"], &self.routes)
+        for route in &self.routes {
+            restore(&self.net, &self.interface, "-4 route", route)?;
+        }
+        Ok(())
     }
 }
 
@@ -168,7 +188,8 @@ pub fn addresses(node: &Node, path: usize) -> Result<Vec<IpAddr>> {
 /// The IPv4 addresses of an interface, as `ADDRESS/BITS`.
 fn listed(net: &Netns, interface: &str) -> Result<Vec<String>> {
     let listing = net.exec("ip", &["-4", "-o", "addr", "show", "dev", interface])?;
-    let all = listing.lines().filter_map(address_of).map(str::to_owned);
+    let all = listing.lines().filter_map(|line| address_of(line, "inet"));
+    let all = all.map(str::to_owned);
     Ok(all.collect())
 }
 
@@ -188,12 +209,12 @@ pub fn hardware(node: &Node, path: usize) -> Result<String> {
 }
 
 /// Routes over an interface, in all tables, except those that the kernel makes by itself, and will make again.
-fn own_routes(net: &Netns, interface: &str) -> Result<Vec<String>> {
-    let words = ["-4", "route", "show", "table", "all", "dev", interface];
+fn own_routes(net: &Netns, family: &str, interface: &str) -> Result<Vec<String>> {
+    let words = [family, "route", "show", "table", "all", "dev", interface];
     let listing = net.exec("ip", &words)?;
     Ok(listing
         .lines()
-        .filter(|l| !l.contains("proto kernel"))
+        .filter(|l| !l.contains("proto kernel") && !l.contains("proto ra"))
         .map(without_flags)
         .collect())
 }
@@ -206,14 +227,25 @@ fn own_neighbours(net: &Netns, interface: &str) -> Result<Vec<String>> {
     Ok(listing.lines().map(words).collect())
 }
 
-/// Makes these routes or neighbours of an interface again.
-fn restore(net: &Netns, interface: &str, kind: &[&str], all: &[String]) -> Result<()> {
-    for one in all {
-        let words = one.split_whitespace().chain(["dev", interface]);
-        let kind = kind.iter().copied().chain(["replace"]);
-        net.exec("ip", &kind.chain(words).collect::<Vec<_>>())?;
-    }
-    Ok(())
+/// Makes an address, a route or a neighbour of an interface again.
+fn restore(net: &Netns, interface: &str, kind: &str, one: &str) -> Result<()> {
+    let words = kind.split(' ').chain(["replace"]);
+    let words = words
+        .chain(one.split_whitespace())
+        .chain(["dev", interface]);
+    net.exec("ip", &words.collect::<Vec<_>>()).map(drop)
+}
+
+/// The IPv6 addresses that somebody has given an interface: the kernel removes them when it goes down.
+fn own_addresses6(net: &Netns, interface: &str) -> Result<Vec<String>> {
+    let words = [
+        "-6", "-o", "addr", "show", "dev", interface, "scope", "global",
+    ];
+    let listing = net.exec("ip", &words)?;
+    let own = listing.lines().filter(|line| !line.contains("dynamic"));
+    // Nobody has taken the address meanwhile.
+    let again = |line| Some(format!("{} nodad", address_of(line, "inet6")?));
+    Ok(own.filter_map(again).collect())
 }
 
 /// The route or neighbour without the flags that `ip` prints but does not accept.
@@ -225,10 +257,17 @@ fn without_flags(line: &str) -> String {
         .join(" ")
 }
 
-/// The address in a line of `ip -o addr`.
-fn address_of(line: &str) -> Option<&str> {
-    let mut words = line.split_whitespace().skip_while(|w| *w != "inet");
+/// The address of this family (`inet` or `inet6`) in a line of `ip -o addr`.
+fn address_of<'a>(line: &'a str, family: &str) -> Option<&'a str> {
+    let mut words = line.split_whitespace().skip_while(|w| *w != family);
     words.nth(1)
+}
+
+/// Whether somebody has set the interface up.
+pub(super) fn is_up(net: &Netns, interface: &str) -> Result<bool> {
+    let text = net.exec("ip", &["-o", "link", "show", "dev", interface])?;
+    let flags = text.split(['<', '>']).nth(1).unwrap_or_default();
+    Ok(flags.split(',').any(|flag| flag == "UP"))
 }
 
 #[cfg(test)]
@@ -238,8 +277,10 @@ mod tests {
     #[test]
     fn addresses_and_routes_are_parsed_from_the_output_of_ip() {
         let line = "2: path0    inet 10.77.0.1/24 scope global path0\\       valid_lft forever";
-        assert_eq!(address_of(line), Some("10.77.0.1/24"));
-        assert_eq!(address_of("2: path0    inet6 fe80::1/64 scope link"), None);
+        assert_eq!(address_of(line, "inet"), Some("10.77.0.1/24"));
+        let line = "2: path0    inet6 fe80::1/64 scope link";
+        assert_eq!(address_of(line, "inet"), None);
+        assert_eq!(address_of(line, "inet6"), Some("fe80::1/64"));
         assert_eq!(
             without_flags("10.9.0.0/24 via 10.77.0.2 linkdown "),
             "10.9.0.0/24 via 10.77.0.2"

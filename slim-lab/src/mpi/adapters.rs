@@ -1,6 +1,8 @@
 //! Jobs of two ranks of Open MPI on this host, each with an adapter for RDMA of its own. Adapters cannot be moved into the namespaces of a lab.
 
-use std::{ffi::OsString, path::Path, process::Command};
+use std::{ffi::OsString, os::unix::process::CommandExt, path::Path, process::Command};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::{Mpi, component_arguments};
 use crate::{Error, Netns, Result, faults::adapter};
@@ -42,7 +44,8 @@ impl RankAdapters {
         Ok(Self([found(&names[0])?, found(&names[1])?]))
     }
 
-    /// mpirun with its arguments, but for the program: the ranks communicate by `btl/tcp`, or by the component in this directory, over TCP.
+    /// mpirun with its arguments, but for the program: the ranks communicate by `btl/tcp`, or by the component in this directory. It is asked to end when
+    /// the thread that has started it is gone.
     pub fn mpirun(&self, mpi: &Mpi, component: Option<&Path>) -> Command {
         let mut command = Command::new(mpi.mpirun());
         if let Some(prefix) = &mpi.prefix {
@@ -70,6 +73,10 @@ impl RankAdapters {
                     .unwrap_or_default(),
             )
             .env_remove("LD_PRELOAD");
+        // It ends its ranks then. Only it knows them.
+        let end = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
+        // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and takes no lock.
+        unsafe { command.pre_exec(end) };
         command
     }
 
