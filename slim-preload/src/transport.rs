@@ -65,8 +65,8 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
         }
     }
-    if let Some(fd) = ctl.fds.first().filter(|_| registered) {
-        options::tell_owner(*fd, *fd);
+    if let Some(fd) = ctl.fds.first().copied().filter(|_| registered) {
+        options::tell_owner(fd, fd, std::mem::take(&mut ctl.asynchronous));
     }
     sleep::wake_all();
     swapped
@@ -243,7 +243,8 @@ pub fn install(flow: &'static Flow, new: c_int, relayed: bool) {
     }
     match (ctl.mode(), ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
-            let flags = sys::status(ctl.flags_of(fd));
+            let flags;
+            (flags, ctl.asynchronous) = options::without_signals(sys::status(ctl.flags_of(fd)));
             // The agent's connections have these flags already.
             if flags != libc::O_RDWR | libc::O_NONBLOCK {
                 sys::set_status(new, flags);
@@ -310,7 +311,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
                 ctl.fds.iter().for_each(|fd| e.attach(*fd));
             }
         });
-        options::tell_owner(fd, fd);
+        options::tell_owner(fd, fd, false);
         SWAPS.fetch_add(1, Ordering::SeqCst);
         sleep::wake_all();
     } else {
@@ -323,13 +324,14 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
 
 /// Puts the always-ready stand-in under the numbers: the stash is read first, while the transport waits.
 fn show_stash(flow: &Flow, ctl: &mut Ctl) {
+    let asynchronous = std::mem::take(&mut ctl.asynchronous);
     if let Ok(file) = stand_in::ready() {
         // The stand-in's status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(flow, ctl, file, true);
     }
     if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
         // Signal the owner of the transport: the stand-in has no owner.
-        options::tell_owner(transport, *fd);
+        options::tell_owner(transport, *fd, asynchronous);
     }
     ctl.clear_suspension(flow);
     ctl.show_stash();

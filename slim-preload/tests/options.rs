@@ -64,6 +64,17 @@ fn every_option_of_a_connection() {
     }
 }
 
+/// Signals of a descriptor (`O_ASYNC`) name the application's number, also those of bytes that come while it gets a new connection.
+#[test]
+fn signals_name_the_number_of_the_application() {
+    if let Some((server, client)) = options("owned") {
+        for got in [server, client] {
+            let want = "signals of unknown descriptors: 0, flag 1\nexit 0\n";
+            assert_eq!(got.transcript(), want);
+        }
+    }
+}
+
 /// If the application's socket has a mark (SO_MARK), so has SLIM's new connection, from its first packet on.
 #[test]
 fn marks_are_there_before_the_connection() {

@@ -63,15 +63,21 @@ pub fn copy_owner(from: c_int, to: c_int) {
 }
 
 /// Signals the owner of a file, if the file has one and is in `O_ASYNC` mode, that the descriptor is ready. `fd` refers to the
-/// file that has got, or is about to get, the number `number`.
-pub fn tell_owner(fd: c_int, number: c_int) {
-    let flags = status(fd);
-    let Some((owner, signal)) = owner(fd).filter(|_| flags & libc::O_ASYNC != 0) else {
+/// file that has got, or is about to get, the number `number`. `asynchronous`: the file gets this mode now.
+pub fn tell_owner(fd: c_int, number: c_int, asynchronous: bool) {
+    let mut flags = status(fd);
+    if asynchronous {
+        flags |= libc::O_ASYNC;
+    }
+    if flags & libc::O_ASYNC == 0 {
         return;
-    };
+    }
     // Later signals report the number through which O_ASYNC was set: set it again through `fd`.
     set_status(fd, flags & !libc::O_ASYNC);
     set_status(fd, flags);
+    let Some((owner, signal)) = owner(fd) else {
+        return;
+    };
     let ready = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
     let told = SignalInfo {
         signal,

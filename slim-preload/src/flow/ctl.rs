@@ -76,6 +76,8 @@ pub struct Ctl {
     pub receives: Receives,
     /// The application has set an option while the transport was away, perhaps after the next transport got its options.
     pub options_set: bool,
+    /// The next transport gets `O_ASYNC` when it has the application's numbers.
+    pub asynchronous: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
 }
@@ -95,6 +97,7 @@ impl Ctl {
             peer: None,
             receives: 0,
             options_set: false,
+            asynchronous: false,
             opened: None,
         }
     }

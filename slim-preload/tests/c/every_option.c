@@ -290,8 +290,38 @@ static void marked(void) {
     line("again: %d", pinged(fd));
 }
 
+static volatile sig_atomic_t mine, strangers;
+
+static void on_other(int s UNUSED, siginfo_t *i, void *c UNUSED) {
+    if (i->si_code == POLL_IN && i->si_fd != mine) strangers++;
+}
+
+// A connection whose owner gets signals breaks again and again, and a byte comes at once on the new one. Signals name the descriptor
+// that the application knows.
+static void owned(void) {
+    int l = -1, fd = pair_up(&l);
+    mine = fd;
+    struct sigaction sa = {.sa_sigaction = on_other, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigaction(SIGUSR2, &sa, NULL);
+    MUST(fcntl(fd, F_SETOWN, getpid()));
+    MUST(fcntl(fd, F_SETSIG, SIGUSR2));
+    MUST(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC));
+    for (int n = 0; n < 300; n++) {
+        both_break();
+        char x = 'x';
+        if (is_server() == n % 2) MUST(full_send(fd, &x, 1));
+        else MUST(full_recv(fd, &x, 1));
+    }
+    line("signals of unknown descriptors: %d, flag %d", (int)strangers, !!(fcntl(fd, F_GETFL) & O_ASYNC));
+    meet();
+}
+
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 60);
+    if (is(getenv("T_ARGS"), "owned")) {
+        owned();
+        return 0;
+    }
     if (is(getenv("T_ARGS"), "marked")) {
         marked();
         return 0;
