@@ -67,7 +67,9 @@ impl std::error::Error for CliError {}
 
 /// Says what is going on, on standard error. A terminal that is gone must not end the work.
 pub fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", visible(text));
+    for line in text.split('\n') {
+        let _ = writeln!(io::stderr(), "{}", visible(line));
+    }
 }
 
 /// Prints a result on standard output.

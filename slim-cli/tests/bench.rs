@@ -269,10 +269,6 @@ fn wrong_options_are_refused() {
             (["--against", "bare"], "nothing to compare"),
             (["--mpi=mpich", "--only=alltoall"], "left out with MPICH"),
             (["--against=verbs", "--quick"], "--adapters ADAPTER,ADAPTER"),
-            (
-                ["--against=component", "--component=/tmp"],
-                "no mca_btl_slim.so",
-            ),
             (["--against=slim", "--component=/tmp"], "has no effect"),
         ] {
             assert_refused(
@@ -283,6 +279,14 @@ fn wrong_options_are_refused() {
                 &[said],
             );
         }
+    }
+    if Mpi::find(Flavor::OpenMpi4).is_ok() {
+        let mut command = slim();
+        command.args(["bench", "--against=component", "--component=/tmp"]);
+        if let Ok(library) = artifacts::preload() {
+            command.env("SLIM_PRELOAD", library);
+        }
+        assert_refused(&mut command, &["no mca_btl_slim.so"]);
     }
     for (wrong, said) in [
         ("--against=slim", "only component and verbs"),

@@ -147,11 +147,12 @@ fn a_benchmark_is_what_it_says_and_leaves_nothing() {
         .spawn()
         .unwrap();
     let mut pairs = 0;
-    wait("the end", 3 * SOON, || {
+    let status = wait("the end", 3 * SOON, || {
         thread::sleep(LOOK);
         pairs = pairs.max(queue_pairs());
         running.try_wait().unwrap()
     });
+    assert!(status.success(), "{status}");
     assert_eq!(pairs, 0, "the component over TCP used queue pairs");
 
     let mut running = bench
@@ -164,12 +165,11 @@ fn a_benchmark_is_what_it_says_and_leaves_nothing() {
         all.retain(|process| process.name == "slim_bench");
         all
     };
-    wait("all ranks", 3 * SOON, || {
+    let all = wait("all ranks", 3 * SOON, || {
         thread::sleep(LOOK);
-        (ranks().len() == 6).then_some(())
+        Some(ranks()).filter(|all| all.len() == 6 && queue_pairs() == 2)
     });
-    let stopped = Pid::from_raw(ranks()[5].pid.cast_signed());
-    kill(stopped, Signal::SIGSTOP).unwrap();
+    kill(Pid::from_raw(all[5].pid.cast_signed()), Signal::SIGSTOP).unwrap();
     running.kill().unwrap();
     running.wait().unwrap();
     let begun = Instant::now();

@@ -1,5 +1,6 @@
 //! Whether the flows of a job are on queue pairs. They begin on TCP, move to queue pairs, and may fall back to TCP.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use slim_core::event::{Event, Record};
@@ -24,21 +25,53 @@ impl FlowsOnPairs {
         Ok(Self::of(&events::records(logs), &pairs))
     }
 
-    /// Each end of a flow that is live has a queue pair of its process, and no connection is plain TCP.
+    /// Both ranks have flows. Each of them has moved, and its process has a queue pair for it. Flows that have ended do not count: of two connections
+    /// that cross, one is closed.
     fn of(records: &[Record], pairs: &[RocePair]) -> Option<Self> {
-        let count = |wanted: fn(&Event) -> bool| {
-            let all = records.iter().filter(move |record| wanted(&record.event));
-            all.map(|record| record.pid)
+        // Whether the flow has its new transport, and how often it was suspended, by process and flow.
+        let mut ends: BTreeMap<(u32, &str), (bool, usize)> = BTreeMap::new();
+        for Record {
+            pid, flow, event, ..
+        } in records
+        {
+            let end = (*pid, flow.as_str());
+            match event {
+                Event::Live => {
+                    ends.insert(end, (false, 0));
+                }
+                Event::Closed { .. }
+                | Event::Demoted
+                | Event::Escalate { .. }
+                | Event::Legacy { .. }
+                | Event::Orphaned { .. } => {
+                    ends.remove(&end);
+                }
+                Event::Suspend { .. } => {
+                    ends.entry(end)
+                        .and_modify(|(moved, n)| (*moved, *n) = (false, *n + 1));
+                }
+                Event::Reinstate => {
+                    ends.entry(end).and_modify(|(moved, _)| *moved = false);
+                }
+                Event::Resume { .. } => {
+                    ends.entry(end).and_modify(|(moved, _)| *moved = true);
+                }
+                Event::Accuse
+                | Event::Attempt { .. }
+                | Event::AttemptFailed { .. }
+                | Event::Hold => {}
+            }
+        }
+        let ranks: BTreeSet<u32> = ends.keys().map(|(pid, _)| *pid).collect();
+        let has_pairs = |rank: &u32| {
+            let flows = ends.keys().filter(|(pid, _)| pid == rank).count();
+            flows <= pairs.iter().filter(|pair| pair.pid == Some(*rank)).count()
         };
-        let live: Vec<u32> = count(|event| *event == Event::Live).collect();
-        let plain = count(|event| matches!(event, Event::Legacy { .. })).count();
-        let has_pairs = |pid: &u32| {
-            let flows = live.iter().filter(|of| *of == pid).count();
-            flows <= pairs.iter().filter(|pair| pair.pid == Some(*pid)).count()
-        };
-        let all = !live.is_empty() && plain == 0 && live.iter().all(has_pairs);
+        let all = ranks.len() == 2
+            && ends.values().all(|(moved, _)| *moved)
+            && ranks.iter().all(has_pairs);
         all.then(|| Self {
-            suspensions: count(|event| matches!(event, Event::Suspend { .. })).count(),
+            suspensions: ends.values().map(|(_, n)| n).sum(),
         })
     }
 }
@@ -47,9 +80,12 @@ impl FlowsOnPairs {
 mod tests {
     use super::*;
 
-    fn record(pid: u32, event: &str) -> Record {
-        let place = r#""ts":1,"host":"a","flow":"aa","sock":"10.1.0.1:1","peer":"10.1.0.2:2""#;
-        serde_json::from_str(&format!("{{{place},\"pid\":{pid},{event}}}")).unwrap()
+    fn record(pid: u32, flow: &str, event: &str) -> Record {
+        let place = r#""ts":1,"host":"a","sock":"10.1.0.1:1","peer":"10.1.0.2:2""#;
+        serde_json::from_str(&format!(
+            "{{{place},\"flow\":\"{flow}\",\"pid\":{pid},{event}}}"
+        ))
+        .unwrap()
     }
 
     fn pair(pid: u32) -> RocePair {
@@ -64,27 +100,47 @@ mod tests {
         }
     }
 
+    const LIVE: &str = r#""kind":"live""#;
+    const MOVES: &str = r#""kind":"suspend","cause":"move""#;
+    const RESUME: &str =
+        r#""kind":"resume","epoch":1,"replayed":0,"received":0,"lost_ms":1,"attempts":1"#;
+
+    /// A flow between two ranks has moved.
+    fn moved() -> Vec<Record> {
+        let events = [LIVE, MOVES, RESUME];
+        let both = [1, 2].map(|rank| events.map(|event| record(rank, "aa", event)));
+        both.into_iter().flatten().collect()
+    }
+
     #[test]
     fn flows_that_have_left_their_queue_pairs_are_noticed() {
-        let live = r#""kind":"live""#;
-        let moves = r#""kind":"suspend","cause":"move""#;
-        let broken = r#""kind":"suspend","cause":"ECONNRESET""#;
-        let mut records = vec![record(1, live), record(2, live)];
         let pairs = [pair(1), pair(2), pair(3)];
-        let both = |records: &[Record]| FlowsOnPairs::of(records, &pairs);
+        let mut records = moved();
         assert_eq!(FlowsOnPairs::of(&[], &pairs), None);
         assert_eq!(FlowsOnPairs::of(&records, &pairs[1..]), None);
-        records.push(record(1, moves));
-        let then = both(&records);
+        assert_eq!(FlowsOnPairs::of(&records[..3], &pairs), None, "one rank");
+        assert_eq!(FlowsOnPairs::of(&records[..5], &pairs), None, "moving");
+        let then = FlowsOnPairs::of(&records, &pairs);
         assert!(then.is_some());
-        assert_eq!(both(&records), then);
+        let broken = r#""kind":"suspend","cause":"ECONNRESET""#;
+        records.push(record(2, "aa", broken));
+        assert_eq!(FlowsOnPairs::of(&records, &pairs), None);
         // It may be on another queue pair.
-        records.push(record(2, broken));
-        assert_ne!(both(&records), then);
-        records.push(record(2, live));
-        assert_eq!(both(&records), None, "two flows, and one queue pair");
-        records.pop();
-        records.push(record(1, r#""kind":"legacy","reason":"policy""#));
-        assert_eq!(both(&records), None);
+        records.push(record(2, "aa", RESUME));
+        let later = FlowsOnPairs::of(&records, &pairs);
+        assert!(later.is_some() && later != then);
+    }
+
+    #[test]
+    fn a_connection_that_crossed_another_one_and_was_closed_does_not_count() {
+        let pairs = [pair(1), pair(2)];
+        let mut records = moved();
+        let then = FlowsOnPairs::of(&records, &pairs);
+        records.extend([1, 2].map(|rank| record(rank, "bb", LIVE)));
+        assert_eq!(FlowsOnPairs::of(&records, &pairs), None);
+        let closed = r#""kind":"closed","how":"close","sent":0"#;
+        records.extend([1, 2].map(|rank| record(rank, "bb", closed)));
+        records.push(record(1, "cc", r#""kind":"legacy","reason":"policy""#));
+        assert_eq!(FlowsOnPairs::of(&records, &pairs), then);
     }
 }

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LAST_OUTPUT: Duration = Duration::from_secs(5);
 
 /// How long the first flows may take to get to queue pairs, and how often to look.
-const PAIRS: Duration = Duration::from_secs(10);
+const PAIRS: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Length and number of turns.
@@ -58,8 +58,9 @@ struct Player<'a> {
     contender: Contender,
     /// Directory of its socket and its logs.
     dir: PathBuf,
-    started: Started<'a>,
+    // Its ranks end when this is dropped, and before the job is ended.
     ranks: Ranks,
+    started: Started<'a>,
     /// Of a job over verbs: its flows when they had all moved.
     pairs: Option<FlowsOnPairs>,
 }

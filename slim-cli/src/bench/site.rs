@@ -57,7 +57,9 @@ impl Site {
         let dir = tempfile::Builder::new().prefix("slim-bench-").tempdir();
         let dir = dir.map_err(Error::io("make a directory")).map_err(failed)?;
         // It is removed also if this process is killed.
-        let remove = format!("rm -rf {}", quoted(&dir.path().display().to_string()));
+        let files = quoted(&dir.path().display().to_string());
+        // A rank may write while it ends.
+        let remove = format!("rm -rf {files}; sleep 1; rm -rf {files}");
         let host = Netns::current().map_err(failed)?;
         let watcher = Watcher::start(&host, "the files of a benchmark", &remove);
         Ok(Self::Host(HostSite {

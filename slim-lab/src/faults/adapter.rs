@@ -125,7 +125,7 @@ pub fn port_down(net: &Netns, device: &str) -> Result<PortDown> {
     let mut down = Down::prepare(net, &interface)?;
     // Before it is down, for the case that this process is killed at once.
     let watcher = Watcher::start(net, "a port that is down", &down.commands())?;
-    down.take()?;
+    down.take(Some(&watcher))?;
     Ok(PortDown { down, watcher })
 }
 

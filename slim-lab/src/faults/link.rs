@@ -5,8 +5,8 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use super::watcher::quoted;
-use crate::{Error, Netns, Node, Result};
+use super::watcher::{Watcher, quoted};
+use crate::{Error, Netns, Node, Result, netns::checked};
 
 /// Guard of an interface that was taken down. Dropping it brings the interface up again.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub fn down(node: &Node, path: usize) -> Result<Down> {
 /// Takes an interface of `net` down.
 pub fn interface_down(net: &Netns, interface: &str) -> Result<Down> {
     let mut down = Down::prepare(net, interface)?;
-    down.take()?;
+    down.take(None)?;
     Ok(down)
 }
 
@@ -46,13 +46,17 @@ impl Down {
         })
     }
 
-    /// Takes it down.
-    pub(super) fn take(&mut self) -> Result<()> {
-        let taken = self
-            .net
-            .exec("ip", &["link", "set", &self.interface, "down"]);
-        self.lifted = taken.is_err();
-        taken.map(drop)
+    /// Takes it down. The watcher acts after that, whatever happens.
+    pub(super) fn take(&mut self, watcher: Option<&Watcher>) -> Result<()> {
+        let mut command = self.net.command("ip");
+        command.args(["link", "set", &self.interface, "down"]);
+        if let Some(watcher) = watcher {
+            watcher.outlives(&mut command)?;
+        }
+        let line = format!("ip link set {} down", self.interface);
+        let output = command.output().map_err(Error::io(line.clone()))?;
+        self.lifted = !output.status.success();
+        checked(line, output).map(drop)
     }
 
     /// Brings the link up again, and restores the addresses, routes and neighbours that were lost with it.
@@ -64,7 +68,8 @@ impl Down {
     pub(super) fn commands(&self) -> String {
         let interface = quoted(&self.interface);
         let mut commands = format!("inside ip link set {interface} up\n");
-        for (kind, one) in &self.lost {
+        // Twice: a route may need one that comes later in the list.
+        for (kind, one) in self.lost.iter().chain(&self.lost) {
             commands.push_str(&format!("inside ip {kind} replace {one} dev {interface}\n"));
         }
         commands
@@ -76,10 +81,22 @@ impl Down {
         }
         self.net
             .exec("ip", &["link", "set", &self.interface, "up"])?;
-        for (kind, one) in &self.lost {
-            restore(&self.net, &self.interface, kind, one)?;
+        // A route may need one that comes later in the list.
+        let mut left: Vec<_> = self.lost.iter().collect();
+        loop {
+            let (all, mut first) = (left.len(), None);
+            left.retain(|(kind, one)| {
+                let restored = restore(&self.net, &self.interface, kind, one);
+                restored
+                    .map_err(|e| first.get_or_insert(e).to_string())
+                    .is_err()
+            });
+            match first {
+                None => return Ok(()),
+                Some(error) if left.len() == all => return Err(error),
+                Some(_) => {}
+            }
         }
-        Ok(())
     }
 }
 
@@ -251,8 +268,14 @@ fn own_addresses6(net: &Netns, interface: &str) -> Result<Vec<String>> {
 /// The route or neighbour without the flags that `ip` prints but does not accept.
 fn without_flags(line: &str) -> String {
     let flags = ["linkdown", "dead"];
-    line.split_whitespace()
-        .filter(|w| !flags.contains(w))
+    let words = line.split_whitespace();
+    let behind = std::iter::once("").chain(words.clone());
+    // How long it is valid still is printed in a form of its own.
+    words
+        .zip(behind)
+        .filter(|(word, before)| *word != "expires" && *before != "expires")
+        .map(|(word, _)| word)
+        .filter(|word| !flags.contains(word))
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -284,6 +307,10 @@ mod tests {
         assert_eq!(
             without_flags("10.9.0.0/24 via 10.77.0.2 linkdown "),
             "10.9.0.0/24 via 10.77.0.2"
+        );
+        assert_eq!(
+            without_flags("fd02::/64 metric 1024 expires 100sec pref medium"),
+            "fd02::/64 metric 1024 pref medium"
         );
     }
 }

@@ -3,7 +3,7 @@
 //! The packet is a write with a key that no memory has, so it writes nothing. The adapter that gets it must answer with a NAK and put its queue pair into
 //! the error state; the NAK does the same to the other one, if that has a request on its way. An adapter takes a request only if it has
 //! exactly the packet number that it expects next. The numbers are sniffed. A busy queue pair moves on meanwhile, so packets with the numbers that follow are
-//! sent as well, and again, until one is in time. Those that come too early or too late do no harm: the adapter asks for what is missing, or knows them.
+//! sent as well, and again, until one is in time. For one that comes too early the adapter asks the peer for what is missing; one that comes too late it knows.
 //!
 //! Packet sockets see what soft adapters (rxe) send. Others pass their packets by the kernel.
 

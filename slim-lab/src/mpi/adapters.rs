@@ -1,8 +1,8 @@
 //! Jobs of two ranks of Open MPI on this host, each with an adapter for RDMA of its own. Adapters cannot be moved into the namespaces of a lab.
 
-use std::{ffi::OsString, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{ffi::OsString, io, os::unix::process::CommandExt, path::Path, process::Command};
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::{Mpi, component_arguments};
 use crate::{Error, Netns, Result, faults::adapter};
@@ -73,9 +73,18 @@ impl RankAdapters {
                     .unwrap_or_default(),
             )
             .env_remove("LD_PRELOAD");
+        // Of a terminal's interrupt it hears by our end only: a second signal makes it end without its ranks.
+        command.process_group(0);
+        let parent = Some(getpid());
         // It ends its ranks then. Only it knows them.
-        let end = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
-        // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and takes no lock.
+        let end = move || {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            match getppid() == parent {
+                true => Ok(()),
+                false => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        };
+        // SAFETY: the closure runs between fork and exec and makes two system calls; it allocates nothing and takes no lock.
         unsafe { command.pre_exec(end) };
         command
     }

@@ -11,7 +11,7 @@ use super::{Flavor, Mpi, Outcome, Progress};
 use crate::{Lab, Node, Process, Result, artifacts, launch, output::Running, standstill};
 
 /// How long a launcher on this host may take to end its ranks.
-const END: Duration = Duration::from_secs(5);
+const END: Duration = Duration::from_secs(15);
 
 /// A job to be run on a lab.
 #[derive(Clone, Debug)]
