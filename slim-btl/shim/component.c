@@ -11,6 +11,7 @@ struct slim_btl_module *slim_btl;
 
 static char *if_include, *if_exclude, *transports, *verbs_ports;
 static int verbose;
+static size_t get_size;
 
 void slim_btl_log(int level, const char *text, size_t len)
 {
@@ -73,6 +74,10 @@ static int slim_register(void)
               "Ports of adapters to use for verbs, separated by commas (for example \"mlx5_0,mlx5_1:2\"); empty: all that have a "
               "link",
               MCA_BASE_VAR_TYPE_STRING, &verbs_ports);
+    get_size = 128 * 1024;
+    parameter("verbs_get_size",
+              "Least bytes of a message that the receiver reads out of the sender's memory over verbs, without a copy; 0: none",
+              MCA_BASE_VAR_TYPE_SIZE_T, &get_size);
     verbose = 0;
     parameter("verbose", "Messages of the component: 0 errors, 1 where it listens and what is odd, 2 each connection",
               MCA_BASE_VAR_TYPE_INT, &verbose);
@@ -105,6 +110,7 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     };
     mca_btl_base_module_t **modules;
     unsigned char blob[4096];
+    bool reads;
     size_t len;
     int rc;
 
@@ -115,7 +121,8 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     if (NULL == slim_btl) {
         return NULL;
     }
-    len = slim_btl_blob(slim_btl, blob, sizeof blob);
+    reads = slim_btl_offer_get(&mca_btl_slim_module, get_size);
+    len = slim_btl_blob(slim_btl, reads, blob, sizeof blob);
     modules = malloc(sizeof *modules);
     rc = OPAL_ERROR;
     if (NULL != modules && len <= sizeof blob) {
@@ -123,6 +130,7 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     }
     if (OPAL_SUCCESS != rc) {
         free(modules);
+        slim_btl_end_get();
         slim_btl_close(slim_btl);
         slim_btl = NULL;
         return NULL;

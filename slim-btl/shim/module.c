@@ -90,11 +90,12 @@ static int slim_finalize(mca_btl_base_module_t *btl)
     struct slim_btl_module *module = slim_btl;
 
     (void)btl;
-    slim_btl = NULL;
     if (NULL != module) {
         if (slim_btl_survives_losses()) {
             opal_progress_event_users_decrement();
         }
+        slim_btl_end_get();
+        slim_btl = NULL;
         slim_btl_close(module);
     }
     return OPAL_SUCCESS;

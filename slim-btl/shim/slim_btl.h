@@ -38,12 +38,24 @@ struct slim_btl_upcalls {
     int (*has_failed)(void *proc, uint64_t name);
 };
 
+/* Implemented in gets.rs. */
+struct slim_btl_callback {
+    mca_btl_base_rdma_completion_fn_t call;
+    void *local;
+    void *handle;
+    void *context;
+    void *data;
+};
+
+/* Bytes of the keys of memory (KEYS_LEN of slim-verbs). */
+#define SLIM_BTL_KEYS 80
+
 struct slim_btl_module;
 
 struct slim_btl_module *slim_btl_open(uint64_t name, const char *if_include, const char *if_exclude,
                                       const char *transports, const char *verbs_ports,
                                       struct slim_btl_upcalls upcalls);
-size_t slim_btl_blob(struct slim_btl_module *module, void *to, size_t room);
+size_t slim_btl_blob(struct slim_btl_module *module, int reads, void *to, size_t room);
 struct mca_btl_base_endpoint_t *slim_btl_add(struct slim_btl_module *module, uint64_t name, void *proc,
                                              const void *blob, size_t len);
 void slim_btl_remove(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint);
@@ -54,6 +66,12 @@ int slim_btl_send(struct slim_btl_module *module, struct mca_btl_base_endpoint_t
                   mca_btl_base_descriptor_t *descriptor, uint8_t tag);
 int slim_btl_send_now(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t tag,
                       const void *header, size_t header_len, const void *payload, size_t payload_len);
+int slim_btl_reads_memory(const struct slim_btl_module *module);
+int slim_btl_is_read(const struct mca_btl_base_endpoint_t *endpoint);
+void *slim_btl_register(const struct slim_btl_module *module, void *at, size_t len, int readable, int sink, unsigned char *keys);
+void slim_btl_deregister(void *memory);
+void slim_btl_get(const struct slim_btl_module *module, const struct mca_btl_base_endpoint_t *endpoint, uint64_t from,
+                  const unsigned char *keys, const void *memory, size_t len, struct slim_btl_callback callback);
 int slim_btl_progress(struct slim_btl_module *module);
 void slim_btl_dump(const struct slim_btl_module *module);
 void slim_btl_close(struct slim_btl_module *module);
@@ -85,6 +103,11 @@ void slim_btl_log(int level, const char *text, size_t len);
 extern mca_btl_base_module_t mca_btl_slim_module;
 void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len);
 void slim_btl_print(void);
+
+/* memory.c */
+/* Returns whether this process can read the memory of peers, and they its own. */
+bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes);
+void slim_btl_end_get(void);
 
 /* lost.c */
 extern mca_btl_base_module_error_cb_fn_t slim_btl_on_error;

@@ -8,9 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slim::Config;
+use slim_rdma::ibverbs::ProgramAccess;
+use slim_verbs::{KEYS_LEN, MemoryAtPorts, MemoryKeys};
+
+/// `SLIM_BTL_KEYS` of the shim.
+const _: () = assert!(KEYS_LEN == 80);
 
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
+use crate::gets::{GetBytes, GetCallback};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
 use crate::report;
@@ -112,13 +118,18 @@ pub unsafe extern "C" fn slim_btl_open(
     }
 }
 
-/// Writes the blob to publish to `to` if it fits into `room` bytes. Returns its length.
+/// Writes the blob to publish to `to` if it fits into `room` bytes. Returns its length. `reads`: this process can read the memory of peers.
 ///
 /// # Safety
 /// The module is open, and there are `room` bytes at `to`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slim_btl_blob(module: &BtlModule, to: *mut u8, room: usize) -> usize {
-    let blob = module.blob();
+pub unsafe extern "C" fn slim_btl_blob(
+    module: &BtlModule,
+    reads: c_int,
+    to: *mut u8,
+    room: usize,
+) -> usize {
+    let blob = module.blob(reads != 0);
     if blob.len() <= room {
         // SAFETY: there is room for it, and it does not overlap a fresh vector.
         unsafe { ptr::copy_nonoverlapping(blob.as_ptr(), to, blob.len()) };
@@ -220,6 +231,84 @@ pub unsafe extern "C" fn slim_btl_send_now(
         true => 0,
         false => UNREACHABLE,
     }
+}
+
+/// Whether this process can read the memory of peers.
+///
+/// # Safety
+/// The module is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_reads_memory(module: &BtlModule) -> c_int {
+    module.reads_memory().into()
+}
+
+/// Whether the peer can read memory of this process now.
+///
+/// # Safety
+/// The endpoint is one of [`slim_btl_add`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_is_read(endpoint: &BtlEndpoint) -> c_int {
+    endpoint.can_read().into()
+}
+
+/// Registers memory, and writes the keys for peers to `keys` ([`KEYS_LEN`] bytes); null if that is impossible.
+///
+/// # Safety
+/// The module is open; the memory stays mapped until [`slim_btl_deregister`], and there is room at `keys`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_register(
+    module: &BtlModule,
+    at: *mut u8,
+    len: usize,
+    readable: c_int,
+    sink: c_int,
+    keys: &mut [u8; KEYS_LEN],
+) -> *mut MemoryAtPorts {
+    let access = match (readable != 0, sink != 0) {
+        (_, false) => ProgramAccess::Readable,
+        (false, true) => ProgramAccess::Sink,
+        (true, true) => ProgramAccess::Both,
+    };
+    // SAFETY: the caller's promise.
+    let Some(memory) = (unsafe { module.register(at, len, access) }) else {
+        return ptr::null_mut();
+    };
+    *keys = memory.keys().to_bytes();
+    Box::into_raw(Box::new(memory))
+}
+
+/// Ends a registration.
+///
+/// # Safety
+/// It comes from [`slim_btl_register`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_deregister(memory: *mut MemoryAtPorts) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(memory) });
+}
+
+/// Reads `len` bytes at `from` of the peer, whose keys are at `keys`, into the memory that the callback names. That is registered, or `memory` is null.
+///
+/// # Safety
+/// The module is open; the endpoint is one of [`slim_btl_add`]; the memory stays registered until the callback, which may be called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_get(
+    module: &BtlModule,
+    endpoint: *const BtlEndpoint,
+    from: u64,
+    keys: &[u8; KEYS_LEN],
+    memory: Option<&MemoryAtPorts>,
+    len: usize,
+    callback: GetCallback,
+) {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { lent(endpoint) };
+    let bytes = GetBytes {
+        from: (from, MemoryKeys::from_bytes(*keys)),
+        into: (callback.local as u64, memory),
+        len: len as u64,
+    };
+    module.get(&endpoint, callback, &bytes);
 }
 
 /// Makes progress; how many fragments were moved.

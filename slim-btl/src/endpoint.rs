@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use slim::Flow;
+use slim::{Carrier, Flow};
 
 use crate::backlog::{Backlog, Outgoing};
 use crate::frag::FragRef;
@@ -81,6 +81,8 @@ pub struct BtlEndpoint {
     spreads: AtomicBool,
     /// The thread for deferred sends looks after the frames that wait.
     watched: AtomicBool,
+    /// The peer can read this process's memory.
+    reads: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -131,6 +133,7 @@ impl BtlEndpoint {
             let_go: AtomicBool::new(false),
             spreads: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            reads: AtomicBool::new(false),
         }
     }
 
@@ -147,6 +150,7 @@ impl BtlEndpoint {
     pub(crate) fn describe(&self, proc: *mut c_void, blob: &ProcBlob, own: &[ProcAddress]) {
         let mut state = self.state();
         state.token = blob.token;
+        self.reads.store(blob.reads, Ordering::Relaxed);
         state.addresses = blob.candidates(own);
         state.untried = state.addresses.iter().rev().copied().collect();
         state.lines = blob.lines(own);
@@ -164,6 +168,23 @@ impl BtlEndpoint {
             true => len.min(SPREAD),
             false => len,
         }
+    }
+
+    /// Whether the peer can read this process's memory now: it knows how, and the first rail is on a queue pair.
+    pub(crate) fn can_read(&self) -> bool {
+        self.reads.load(Ordering::Relaxed) && {
+            let mut state = self.state();
+            state.link == PeerLink::Up
+                && state
+                    .rails
+                    .first()
+                    .is_some_and(|rail| rail.flow.is_carried())
+        }
+    }
+
+    /// What carries the rails, where that is no socket.
+    pub(crate) fn carriers(&self) -> Vec<Arc<dyn Carrier>> {
+        self.state().rails.carriers()
     }
 
     /// Adds a rail.

@@ -32,6 +32,7 @@
 //! | `rail` | the flows to one peer, and which of them a fragment takes |
 //! | `backlog` | frames that wait for one flow |
 //! | `frag` | fragments, with Open MPI's descriptor |
+//! | `gets` | long messages that are read out of the sender's memory |
 //! | `inbox` | received bytes, cut into frames |
 //! | `hdr` | frames on the wire |
 //! | `interfaces` | addresses to listen at |
@@ -43,6 +44,7 @@ mod backlog;
 pub mod component;
 pub mod endpoint;
 pub mod frag;
+pub mod gets;
 pub mod hdr;
 pub mod inbox;
 pub mod interfaces;

@@ -53,22 +53,27 @@ pub fn in_network(network: IpAddr, prefix: u8, ip: IpAddr) -> bool {
 }
 
 /// The version of the blob.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
+/// The bit of a process that can read a peer's memory.
+const READS: u8 = 1;
 
 /// The blob that a process publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcBlob {
     /// A connector repeats it in its hello.
     pub token: u64,
+    /// It can read the memory of peers, so long messages may be offered to it.
+    pub reads: bool,
     /// The addresses at which the process listens.
     pub addresses: Vec<ProcAddress>,
 }
 
 impl ProcBlob {
-    /// As bytes: version (1), token (8), then for each address: length of the IP address (1), prefix (1), port (2), line (1), IP address.
+    /// As bytes: version (1), token (8), 1 if it reads, else 0 (1), then for each address: length of the IP address (1), prefix (1), port (2), line (1), IP address.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         bytes.extend(self.token.to_le_bytes());
+        bytes.push(if self.reads { READS } else { 0 });
         for address in &self.addresses {
             let ip = match address.addr.ip() {
                 IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -85,9 +90,11 @@ impl ProcBlob {
     /// `None`: not a blob of this version.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (version, bytes) = bytes.split_first()?;
-        let (token, mut rest) = bytes.split_first_chunk::<8>()?;
+        let (token, rest) = bytes.split_first_chunk::<8>()?;
+        let (what, mut rest) = rest.split_first()?;
         let mut blob = ProcBlob {
             token: u64::from_le_bytes(*token),
+            reads: *what == READS,
             addresses: Vec::new(),
         };
         while let Some((&[len, prefix, low, high, line], after)) = rest.split_first_chunk::<5>() {
@@ -104,7 +111,7 @@ impl ProcBlob {
             });
             rest = after;
         }
-        (rest.is_empty() && *version == VERSION).then_some(blob)
+        (rest.is_empty() && *version == VERSION && *what <= READS).then_some(blob)
     }
 
     /// The addresses to try with their lines, those in a network of this process first. A loopback address is of use only to a
@@ -160,6 +167,7 @@ mod tests {
     fn a_blob_survives_the_exchange() {
         let blob = ProcBlob {
             token: u64::MAX - 1,
+            reads: true,
             addresses: vec![
                 address("10.77.0.1:40001", 24, 0),
                 address("[2001:db8::1]:40002", 64, 1),
@@ -177,6 +185,7 @@ mod tests {
     fn addresses_in_a_common_network_come_first() {
         let blob = ProcBlob {
             token: 0,
+            reads: false,
             addresses: vec![
                 address("127.0.0.1:1", 8, 0),
                 address("192.168.1.2:2", 24, 1),
@@ -192,6 +201,7 @@ mod tests {
     fn each_line_of_a_process_is_paired_once() {
         let peer = ProcBlob {
             token: 0,
+            reads: false,
             addresses: vec![
                 address("10.77.0.2:1", 24, 0),
                 address("[2001:db8::2]:2", 64, 0),

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use slim::{Flow, StreamState};
+use slim::{Carrier, Flow, StreamState};
 
 use standstill::RailAcks;
 
@@ -281,6 +281,14 @@ impl Rails {
                 let _ = rail.flow.finish();
             }
         }
+    }
+
+    /// What carries the rails, where that is no socket.
+    pub(crate) fn carriers(&self) -> Vec<Arc<dyn Carrier>> {
+        self.all
+            .iter()
+            .filter_map(|rail| rail.flow.carrier())
+            .collect()
     }
 
     fn rails(&self) -> impl Iterator<Item = &Rail> {

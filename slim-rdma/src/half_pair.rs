@@ -75,8 +75,8 @@ impl HalfPair {
             self.abandon(verbs);
             return Err(e);
         }
-        let number = self.address.number;
-        Ok(QueuePair::new(number, self.sizes, self.regions, peer))
+        let own = &self.address;
+        Ok(QueuePair::new(own, self.sizes, self.regions, peer))
     }
 
     /// Gives it up.

@@ -53,6 +53,7 @@
 //! | [`ibverbs`] | adapters of libibverbs, loaded at run time |
 //! | [`in_memory`] | a network of adapters in memory, for tests |
 //! | `pieces` | [`Pieces`]: the bytes of one send, in several places |
+//! | `reads` | RDMA READs that are posted, and those that are over |
 //! | `regions` | the registered memory of one queue pair |
 //! | `send_queue` | writes that are posted and not completed |
 //! | `window` | [`SendWindow`], [`ReceiveWindow`]: room, slots, and what is owed to the peer |
@@ -73,6 +74,7 @@ pub mod in_memory;
 mod locator;
 mod pieces;
 mod queue_pair;
+mod reads;
 mod regions;
 mod send_queue;
 mod sizes;
@@ -86,9 +88,10 @@ pub use immediate::Immediate;
 pub use locator::{LOCATOR_LEN, PortLocator};
 pub use pieces::Pieces;
 pub use queue_pair::{Break, PairError, QueuePair};
+pub use reads::ReadOver;
 pub use sizes::{MAX_RING, MAX_SLOTS, PairSizes, RingShape};
 pub use verbs::{
-    Access, AdapterEvent, Completed, Completion, CreatedPair, Payload, RegionId, Verbs, VerbsError,
-    WorkError, WriteWork,
+    Access, AdapterEvent, Completed, Completion, CreatedPair, LocalKey, Payload, ReadWork,
+    RegionId, Verbs, VerbsError, WorkError, WriteWork,
 };
 pub use window::{ReceiveWindow, SendWindow, Violation};

@@ -12,10 +12,13 @@ use std::io::IoSlice;
 use crate::address::{PairAddress, QpNumber, RemoteKey};
 use crate::immediate::Immediate;
 use crate::pieces::Pieces;
+use crate::reads::{ReadOver, ReadQueue};
 use crate::regions::PairRegions;
 use crate::send_queue::SendQueue;
 use crate::sizes::{PairSizes, RingShape};
-use crate::verbs::{AdapterEvent, Completed, Payload, Verbs, VerbsError, WorkError, WriteWork};
+use crate::verbs::{
+    AdapterEvent, Completed, LocalKey, Payload, ReadWork, Verbs, VerbsError, WorkError, WriteWork,
+};
 use crate::window::{ReceiveWindow, SendWindow, Violation};
 
 /// Most bytes in several places that go by value.
@@ -54,12 +57,15 @@ pub enum PairError {
 #[derive(Debug)]
 pub struct QueuePair {
     number: QpNumber,
+    /// Global identifiers of the own port and of the peer's.
+    ports: [[u8; 16]; 2],
     sizes: PairSizes,
     regions: PairRegions,
     /// The peer's ring.
     peer: RemoteKey,
     peer_shape: RingShape,
     work: SendQueue,
+    reads: ReadQueue,
     outgoing: SendWindow,
     incoming: ReceiveWindow,
     /// Number of the receive that must complete next.
@@ -73,18 +79,20 @@ pub struct QueuePair {
 impl QueuePair {
     /// A queue pair that has just been connected. Its receives are posted.
     pub(crate) fn new(
-        number: QpNumber,
+        own: &PairAddress,
         sizes: PairSizes,
         regions: PairRegions,
         peer: &PairAddress,
     ) -> Self {
         QueuePair {
-            number,
+            number: own.number,
+            ports: [own.gid, peer.gid],
             sizes,
             regions,
             peer: peer.ring,
             peer_shape: peer.shape,
             work: SendQueue::new(sizes.depth, sizes.staging),
+            reads: ReadQueue::default(),
             outgoing: SendWindow::new(peer.shape),
             incoming: ReceiveWindow::new(sizes.shape),
             expected: 0,
@@ -97,6 +105,11 @@ impl QueuePair {
     /// Its number at the adapter.
     pub fn number(&self) -> QpNumber {
         self.number
+    }
+
+    /// Global identifiers of its port and of the peer's.
+    pub fn ports(&self) -> [[u8; 16]; 2] {
+        self.ports
     }
 
     /// Bytes sent on this queue pair.
@@ -300,6 +313,61 @@ impl QueuePair {
         }
     }
 
+    /// Reads `len` bytes of the peer's memory into memory of this process, by an RDMA READ. [`next_read`](Self::next_read) tells when it is over. Bytes that were
+    /// sent before are on their way before it.
+    ///
+    /// A key or an address that is not right breaks the queue pair.
+    ///
+    /// # Errors
+    /// The read is not posted: too many are on their way, or the queue pair carries nothing more.
+    pub fn read<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        number: u64,
+        from: RemoteKey,
+        into: LocalKey,
+        len: u32,
+    ) -> Result<(), PairError> {
+        if !self.work.has_place() || !self.reads.has_place() {
+            self.progress(verbs);
+        }
+        if let Some(why) = self.broken {
+            return Err(PairError::Broken(why));
+        }
+        if self.ends {
+            return Err(PairError::Ended);
+        }
+        if !self.work.has_place() || !self.reads.has_place() {
+            return Err(PairError::WouldBlock);
+        }
+        let sent = self.outgoing.sent();
+        let (id, _) = self.work.next(sent);
+        let work = ReadWork {
+            id,
+            from,
+            into,
+            len,
+        };
+        match verbs.post_read(self.number, &work) {
+            Ok(()) => {
+                self.work.post(sent, true);
+                self.reads.post(id, number);
+                Ok(())
+            }
+            Err(e) => {
+                let why = Break::Refused(e);
+                self.breaks(why);
+                Err(PairError::Broken(why))
+            }
+        }
+    }
+
+    /// The next [read](Self::read) that is over, among those that completed in the last [`progress`](Self::progress) or before. A read that was on
+    /// its way when the queue pair broke is over when it is [suspended](Self::suspend): nothing is placed any more then.
+    pub fn next_read(&mut self) -> Option<ReadOver> {
+        self.reads.next_over()
+    }
+
     /// The adapter has reported an event.
     pub fn handle_event(&mut self, event: AdapterEvent) {
         match event {
@@ -318,6 +386,7 @@ impl QueuePair {
             // Bytes that the adapter has completed by now need not be sent again. The others are not recorded, and will be.
             self.take_completions(verbs);
             verbs.destroy(self.number);
+            self.reads.fail();
             self.regions.invalidate(verbs);
             self.suspended = true;
         }
@@ -349,8 +418,10 @@ impl QueuePair {
                         Immediate::unpack(immediate),
                     );
                 }
-                Completed::Written if self.work.complete(completion.id) => {}
-                Completed::Written => self.breaks(Break::WrongCompletion),
+                Completed::Written | Completed::Read if self.work.complete(completion.id) => {
+                    self.reads.complete(completion.id);
+                }
+                Completed::Written | Completed::Read => self.breaks(Break::WrongCompletion),
                 Completed::Failed(why) => self.breaks(Break::Work(why)),
             }
         }

@@ -18,6 +18,10 @@ pub enum Access {
     Local,
     /// The peer, too.
     Remote,
+    /// Only this process; the peer may read it.
+    Readable,
+    /// This process, and its own adapter: the bytes of an RDMA READ.
+    Sink,
 }
 
 /// Bytes of a write.
@@ -51,6 +55,28 @@ pub struct WriteWork<'a> {
     pub signaled: bool,
 }
 
+/// A place in registered memory of this process, as its own adapter knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalKey {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Key of the region.
+    pub key: u32,
+}
+
+/// An RDMA READ to be posted. It always reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadWork {
+    /// Comes back with the completion.
+    pub id: u64,
+    /// The peer's bytes.
+    pub from: RemoteKey,
+    /// Where they are placed.
+    pub into: LocalKey,
+    /// Number of bytes.
+    pub len: u32,
+}
+
 /// Why work has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkError {
@@ -78,6 +104,8 @@ pub enum Completed {
     },
     /// A write: the peer's adapter has the bytes. Whether the peer's process ever sees them is open.
     Written,
+    /// A read: the bytes are in memory.
+    Read,
     /// Work of either direction.
     Failed(WorkError),
 }
@@ -149,6 +177,9 @@ pub trait Verbs {
     /// What the peer needs to write to a region.
     fn remote_key(&self, region: RegionId) -> RemoteKey;
 
+    /// What the own adapter needs to place the bytes of a read in a region.
+    fn local_key(&self, region: RegionId) -> LocalKey;
+
     /// When this returns, no adapter reads or writes the region any more, whatever is still under way. Its bytes stay where they are.
     fn invalidate(&mut self, region: RegionId);
 
@@ -190,6 +221,12 @@ pub trait Verbs {
     /// # Errors
     /// The queue pair does not take it.
     fn post_write(&mut self, pair: QpNumber, work: &WriteWork<'_>) -> Result<(), VerbsError>;
+
+    /// Posts a read. It is carried out in its turn among the writes. When the queue pair is destroyed, no more bytes of it are placed.
+    ///
+    /// # Errors
+    /// The queue pair does not take it.
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError>;
 
     /// Takes the next completion of a queue pair. Completions of one direction come in the order of their work.
     fn poll(&mut self, pair: QpNumber) -> Option<Completion>;

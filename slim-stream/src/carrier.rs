@@ -1,5 +1,6 @@
 //! A transport that is no socket, as a front end uses it: a queue pair, or a pipe in memory.
 
+use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
 
 use slim_core::memory::OutOfMemory;
@@ -17,7 +18,7 @@ use crate::stream::Stream;
 ///
 /// Dropping it closes it, and no kernel delivers the rest, as it does for a socket. So the carrier of a closed flow is dropped once all is acknowledged.
 /// Only a flow that the agent no longer protects loses its last bytes, which is an error at the other end.
-pub trait Carrier: Send + Sync {
+pub trait Carrier: Any + Send + Sync {
     /// Sends the bytes that it takes at once, and returns their number. Of a long send it may take a part although there [is room](Self::has_room) for
     /// more.
     ///

@@ -21,6 +21,10 @@ impl<V: Verbs> PairCarrier<V> {
         pair.event()?;
         Some(PairCarrier(pair))
     }
+
+    pub(crate) fn pair(&self) -> &Arc<SharedPair<V>> {
+        &self.0
+    }
 }
 
 /// The error of a call that has moved no bytes.

@@ -8,6 +8,7 @@ use slim_rdma::{HalfPair, PairSizes, VerbsError};
 
 use crate::port::VerbsPort;
 use crate::provider::VerbsProvider;
+use crate::reads::MemoryPorts;
 use crate::settings::VerbsSettings;
 
 /// Which ports of a host are used. By default all.
@@ -53,6 +54,8 @@ impl FromStr for PortNames {
 pub struct HostPorts {
     /// Makes queue pairs at them.
     pub provider: VerbsProvider<VerbsAdapter>,
+    /// Those of the ports at which memory of the program can be registered.
+    pub memory: MemoryPorts,
     /// Why an adapter or port that was named is not used. One line each.
     pub left_out: Vec<String>,
 }
@@ -106,8 +109,13 @@ impl HostPorts {
             let e = VerbsError::new("getrandom", e.raw_os_error().unwrap_or_default());
             AdapterError::Call("of this host".into(), e)
         };
+        let memory = MemoryPorts::new(ports.iter().map(|port| &port.verbs));
         let provider = VerbsProvider::new(ports, settings).map_err(no_random)?;
-        Ok(HostPorts { provider, left_out })
+        Ok(HostPorts {
+            provider,
+            memory,
+            left_out,
+        })
     }
 }
 

@@ -25,6 +25,7 @@
 //! | `mail` | datagrams to neighbours that may not answer, without keeping the agent |
 //! | `paths` | which paths from a port have failed |
 //! | `pair` | a queue pair that several threads use, and what is noticed about it |
+//! | `reads` | [`PairReads`]: RDMA READs beside a flow |
 //! | `settings` | [`VerbsSettings`] |
 
 mod carrier;
@@ -37,9 +38,11 @@ mod pair;
 mod paths;
 mod port;
 mod provider;
+mod reads;
 mod settings;
 
 pub use host::{HostPorts, PortNames};
 pub use port::{PortMail, VerbsPort};
 pub use provider::VerbsProvider;
+pub use reads::{KEYS_LEN, MemoryAtPorts, MemoryKeys, MemoryPorts, PairReads};
 pub use settings::VerbsSettings;

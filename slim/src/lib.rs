@@ -102,3 +102,4 @@ pub use hub::Update;
 pub use session::{Session, SessionOptions, read_job_key};
 pub use slim_core::auth::JobKey;
 pub use slim_core::config::{Config, LogLevel, Peers, Policy, Problem};
+pub use slim_stream::Carrier;

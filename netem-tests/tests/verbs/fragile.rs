@@ -6,8 +6,8 @@ use std::{
 };
 
 use slim_rdma::{
-    Access, AdapterEvent, Completion, CreatedPair, PairAddress, PairSizes, QpNumber, RegionId,
-    RemoteKey, Verbs, VerbsError, WriteWork, ibverbs::VerbsAdapter,
+    Access, AdapterEvent, Completion, CreatedPair, LocalKey, PairAddress, PairSizes, QpNumber,
+    ReadWork, RegionId, RemoteKey, Verbs, VerbsError, WriteWork, ibverbs::VerbsAdapter,
 };
 use slim_verbs::VerbsPort;
 
@@ -85,6 +85,10 @@ impl Verbs for FragileAdapter {
         self.verbs().remote_key(region)
     }
 
+    fn local_key(&self, region: RegionId) -> LocalKey {
+        self.verbs().local_key(region)
+    }
+
     fn invalidate(&mut self, region: RegionId) {
         self.verbs().invalidate(region);
     }
@@ -128,6 +132,10 @@ impl Verbs for FragileAdapter {
 
     fn post_write(&mut self, pair: QpNumber, work: &WriteWork<'_>) -> Result<(), VerbsError> {
         self.verbs().post_write(pair, work)
+    }
+
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError> {
+        self.verbs().post_read(pair, work)
     }
 
     fn poll(&mut self, pair: QpNumber) -> Option<Completion> {

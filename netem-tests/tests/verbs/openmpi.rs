@@ -67,6 +67,7 @@ fn survives_silences(test: &str, flavor: Flavor) {
         .args(["--mca", "btl", "slim,self"])
         .args(["--mca", "btl_slim_if_include", "127.0.0.0/8"])
         .args(["--mca", "btl_slim_transports", "verbs,tcp"])
+        .args(["--mca", "btl_slim_verbose", "1"])
         .args(component_arguments(&mpi, &component))
         .args(["sh", "-c", OWN_ADAPTER])
         .arg(program)

@@ -223,17 +223,21 @@ fn open_mpi_by_slim_and_by_ucx() {
     ucx.turn("latency", 8, 1);
     assert_eq!(queue_pairs(), 2, "UCX uses a queue pair at each end");
     let slim = WaitingJob::start("slim", &mpi, &program, &OVER_VERBS);
-    let mut jobs = [slim, ucx];
+    let sends = [&OVER_VERBS[..], &["--mca btl_slim_verbs_get_size 0"]].concat();
+    let sends = WaitingJob::start("slim without READs", &mpi, &program, &sends);
+    let mut jobs = [slim, sends, ucx];
     let mut most = 0;
     wait("on queue pairs", SOON, || {
         jobs[0].turn("latency", 8, 10);
+        jobs[1].turn("latency", 8, 10);
         most = most.max(queue_pairs());
-        (most == 4).then_some(())
+        (most == 6).then_some(())
     });
     in_turns(&mut jobs);
-    assert_eq!(queue_pairs(), 4, "still on queue pairs");
-    let [slim, ucx] = jobs;
+    assert_eq!(queue_pairs(), 6, "still on queue pairs");
+    let [slim, sends, ucx] = jobs;
     slim.end();
+    sends.end();
     // The end of its queue for datagrams may wait for as long as an answer may take.
     ucx.stop();
 }

@@ -88,7 +88,7 @@ impl Bare {
     fn progress(&mut self, adapter: &mut VerbsAdapter) {
         while let Some(done) = adapter.poll(self.number) {
             match done.how {
-                Completed::Written => {}
+                Completed::Written | Completed::Read => {}
                 Completed::Received { .. } => {
                     self.received += 1;
                     adapter.post_receive(self.number, self.next[1]).unwrap();

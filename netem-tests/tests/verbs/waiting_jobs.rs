@@ -101,6 +101,8 @@ pub(super) fn in_turns<const N: usize>(jobs: &mut [WaitingJob; N]) {
     for (measured, bytes, times, unit) in [
         ("latency", 8, 200, "µs, half a round trip"),
         ("bandwidth", 64 << 10, 8, "MB/s"),
+        ("bandwidth", 128 << 10, 4, "MB/s"),
+        ("bandwidth", 256 << 10, 2, "MB/s"),
         ("bandwidth", 1 << 20, 1, "MB/s"),
     ] {
         println!("{bytes} bytes:");

@@ -19,6 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slim::{Config, Session, SessionError, SessionOptions};
+use slim_rdma::ibverbs::ProgramAccess;
+use slim_verbs::{MemoryAtPorts, MemoryPorts};
 
 use self::deferred::{Deferred, DeferredThread};
 use self::doubt::Doubts;
@@ -26,6 +28,7 @@ use self::link::BtlLink;
 use self::progress::ProgressState;
 use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
+use crate::gets::{GetBytes, GetCallback, Gets};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
 use crate::transports::BtlTransports;
@@ -109,6 +112,9 @@ pub struct BtlModule {
     doubts: Doubts,
     deferred: Arc<Deferred>,
     deferred_thread: DeferredThread,
+    /// Where memory of the program can be registered.
+    memory: MemoryPorts,
+    gets: Gets,
 }
 
 impl BtlModule {
@@ -121,11 +127,13 @@ impl BtlModule {
             config: options.config,
             ..SessionOptions::new(format!("mpi {}", options.me))
         };
+        let mut memory = MemoryPorts::default();
         let session = match options.transports.verbs() {
             Some(Ok(ports)) => {
                 for why in &ports.left_out {
                     upcalls.say(0, || format!("{why}; other ports are used"));
                 }
+                memory = ports.memory;
                 Session::open_with(session_options, vec![Box::new(ports.provider)])?
             }
             Some(Err(e)) => {
@@ -171,6 +179,7 @@ impl BtlModule {
             session,
             blob: ProcBlob {
                 token: u64::from_le_bytes(token),
+                reads: false,
                 addresses,
             },
             peers: Mutex::default(),
@@ -180,14 +189,20 @@ impl BtlModule {
             doubts: Doubts::default(),
             deferred: Arc::default(),
             deferred_thread: DeferredThread::default(),
+            memory,
+            gets: Gets::default(),
         };
         module.log(1, || format!("listens at {:?}", module.blob.addresses));
         Ok(module)
     }
 
-    /// The blob that other processes need to connect.
-    pub fn blob(&self) -> Vec<u8> {
-        self.blob.encode()
+    /// The blob that other processes need to connect. `reads`: this process can read their memory.
+    pub fn blob(&self, reads: bool) -> Vec<u8> {
+        let blob = ProcBlob {
+            reads,
+            ..self.blob.clone()
+        };
+        blob.encode()
     }
 
     fn log(&self, level: c_int, text: impl FnOnce() -> String) {
@@ -222,9 +237,36 @@ impl BtlModule {
         Some(peer)
     }
 
+    /// Whether memory of the program can be registered, so that peers can read it.
+    pub fn reads_memory(&self) -> bool {
+        !self.memory.is_empty()
+    }
+
+    /// Registers memory of the program, for peers or for a [`get`](Self::get). `None` if that is impossible.
+    ///
+    /// # Safety
+    /// As for [`MemoryPorts::register`].
+    pub unsafe fn register(
+        &self,
+        at: *mut u8,
+        len: usize,
+        access: ProgramAccess,
+    ) -> Option<MemoryAtPorts> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { self.memory.register(at, len, access) };
+        memory.inspect_err(|e| self.log(1, || e.to_string())).ok()
+    }
+
+    /// Reads bytes of a peer's memory into memory of this process. The callback comes from [`progress`](Self::progress), with an error if they must be
+    /// sent another way.
+    pub fn get(&self, endpoint: &Arc<BtlEndpoint>, callback: GetCallback, bytes: &GetBytes<'_>) {
+        self.gets.begin(endpoint, callback, bytes);
+    }
+
     /// Open MPI lets go of this process: says goodbye.
     pub fn remove(&self, endpoint: &Arc<BtlEndpoint>) {
         self.peers().remove(&endpoint.name);
+        self.gets.forget(endpoint);
         let flows = endpoint.say_goodbye();
         let begun = Instant::now();
         loop {
@@ -370,6 +412,9 @@ impl BtlModule {
 
     /// Says goodbye to all peers, and waits a little for their goodbyes.
     pub fn close(self) {
+        if self.reads_memory() {
+            self.log(1, || format!("{:?}", self.gets.tallies()));
+        }
         let peers: Vec<_> = self.peers().values().cloned().collect();
         peers.iter().for_each(|peer| self.remove(peer));
         let begun = Instant::now();

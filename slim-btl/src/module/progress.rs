@@ -131,6 +131,9 @@ impl BtlModule {
                 }
             }
         }
+        events += self
+            .gets
+            .progress(self.upcalls.module, |endpoint| self.hears_of(endpoint));
         // Sends of the callbacks.
         events + self.flush_deferred()
     }
@@ -314,6 +317,11 @@ impl BtlModule {
         LinkFate::Busy
     }
 
+    /// Whether Open MPI may hear from the peer. If not, it has let go of it, or has ended the requests with it and reuses them.
+    fn hears_of(&self, endpoint: &BtlEndpoint) -> bool {
+        !endpoint.is_let_go() && !self.is_known_to_have_failed(endpoint)
+    }
+
     /// Handles one frame. Returns whether the link goes on.
     fn handle(
         &self,
@@ -328,8 +336,7 @@ impl BtlModule {
                     return false;
                 };
                 link.has_received = true;
-                if endpoint.is_let_go() || self.is_known_to_have_failed(endpoint) {
-                    // Open MPI has let go of the peer, or has ended its requests and reuses them: it must not hear from the peer.
+                if !self.hears_of(endpoint) {
                     return true;
                 }
                 let payload = link.reader.payload(at);
@@ -403,6 +410,8 @@ impl BtlModule {
             return; // another rail has told
         }
         let waiting = endpoint.end(false);
+        // Their requests fail with the report.
+        self.gets.forget(endpoint);
         if self.survives_losses() && self.has_failed(endpoint) {
             // Open MPI has ended the requests that these fragments belong to, and uses their memory for others: no callback.
             waiting.into_iter().for_each(FragRef::abandon);

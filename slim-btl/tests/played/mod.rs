@@ -98,7 +98,7 @@ pub fn open(hello_timeout: Duration, hello_limit: Duration, survives_losses: boo
 }
 
 pub fn address(module: &BtlModule) -> (SocketAddr, u64) {
-    let blob = ProcBlob::parse(&module.blob()).unwrap();
+    let blob = ProcBlob::parse(&module.blob(false)).unwrap();
     (blob.addresses[0].addr, blob.token)
 }
 

@@ -316,6 +316,7 @@ c_constants! {
     IBV_TRANSPORT_IWARP: c_int = 1;
     IBV_PORT_ACTIVE: c_int = 4;
     IBV_LINK_LAYER_ETHERNET: u8 = 2;
+    IBV_FORK_UNNEEDED: c_int = 2;
     IBV_GID_TYPE_IB: u32 = 0;
     IBV_GID_TYPE_ROCE_V1: u32 = 1;
     IBV_GID_TYPE_ROCE_V2: u32 = 2;
@@ -343,9 +344,11 @@ c_constants! {
     IBV_QP_DEST_QPN: c_int = 1 << 20;
     IBV_ACCESS_LOCAL_WRITE: c_int = 1;
     IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
+    IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
     IBV_WR_RDMA_WRITE: c_int = 0;
     IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
     IBV_WR_SEND: c_int = 2;
+    IBV_WR_RDMA_READ: c_int = 4;
     IBV_SEND_SIGNALED: c_uint = 1 << 1;
     IBV_SEND_INLINE: c_uint = 1 << 3;
     IBV_WC_SUCCESS: c_int = 0;
@@ -353,6 +356,7 @@ c_constants! {
     IBV_WC_REM_ACCESS_ERR: c_int = 10;
     IBV_WC_RETRY_EXC_ERR: c_int = 12;
     IBV_WC_RDMA_WRITE: c_int = 1;
+    IBV_WC_RDMA_READ: c_int = 2;
     IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
     IBV_WC_RECV: c_int = 128;
     IBV_WC_GRH: c_uint = 1;

@@ -10,10 +10,12 @@ use super::error::AdapterError;
 use super::memory::RegisteredMemory;
 use super::objects::PairObjects;
 use super::port::{OpenPort, PortSettings};
+use super::program::ProgramPort;
 use crate::address::{PairAddress, QpNumber, RemoteKey};
 use crate::sizes::PairSizes;
 use crate::verbs::{
-    Access, AdapterEvent, Completion, CreatedPair, Payload, RegionId, Verbs, VerbsError, WriteWork,
+    Access, AdapterEvent, Completion, CreatedPair, LocalKey, Payload, ReadWork, RegionId, Verbs,
+    VerbsError, WriteWork,
 };
 
 /// A port of an adapter, open for this process.
@@ -106,6 +108,11 @@ impl VerbsAdapter {
         VerbsDatagrams::open(&self.port)
     }
 
+    /// The port, for memory of the program.
+    pub fn program_port(&self) -> ProgramPort {
+        ProgramPort(self.port.clone())
+    }
+
     /// Whether this handle has made nothing that is not destroyed yet.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty() && self.regions.is_empty()
@@ -139,6 +146,11 @@ impl Verbs for VerbsAdapter {
 
     fn remote_key(&self, region: RegionId) -> RemoteKey {
         self.region(region).remote_key()
+    }
+
+    fn local_key(&self, region: RegionId) -> LocalKey {
+        let (addr, key) = self.region(region).place(0, 0);
+        LocalKey { addr, key }
     }
 
     fn invalidate(&mut self, region: RegionId) {
@@ -191,6 +203,10 @@ impl Verbs for VerbsAdapter {
             }
         };
         self.pair(pair)?.post_write(work, addr, len, key)
+    }
+
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError> {
+        self.pair(pair)?.post_read(work)
     }
 
     fn poll(&mut self, pair: QpNumber) -> Option<Completion> {

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::abi::{
-    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
+    IBV_FORK_UNNEEDED, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq,
+    ibv_device, ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
     ibv_qp_init_attr,
 };
 use super::error::AdapterError;
@@ -13,12 +13,20 @@ use super::error::AdapterError;
 /// The file that the loader looks for.
 const FILE: &str = "libibverbs.so.1";
 
+type ForkStatus = unsafe extern "C" fn() -> c_int;
+const FORK_STATUS: (&str, &str) = (
+    "ibv_is_fork_initialized",
+    "enum ibv_fork_status ibv_is_fork_initialized(void)",
+);
+
 /// Declares the functions that are used, each with its prototype in C.
 macro_rules! c_functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)? = $prototype:literal;)*) => {
         /// The functions of the library. They may be called from any thread.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Newer than the others: rdma-core 35.
+            fork_status: Option<ForkStatus>,
         }
 
         impl Library {
@@ -32,12 +40,14 @@ macro_rules! c_functions {
                         };
                         *found.map_err(|_| AdapterError::Symbol(file.into(), name))?
                     },)*
+                    // SAFETY: as above.
+                    fork_status: unsafe { library.get::<ForkStatus>(FORK_STATUS.0) }.ok().map(|found| *found),
                 })
             }
         }
 
         #[cfg(test)]
-        pub(super) const PROTOTYPES: &[(&str, &str)] = &[$((stringify!($name), $prototype),)*];
+        pub(super) const PROTOTYPES: &[(&str, &str)] = &[$((stringify!($name), $prototype),)* FORK_STATUS];
     };
 }
 
@@ -100,6 +110,13 @@ impl Library {
         // The functions are used for as long as the process lives. Providers, which it loads, cannot be unloaded, either.
         std::mem::forget(library);
         Ok(found)
+    }
+
+    /// Whether registered pages stay where they are when the process forks: the kernel copies them for the child (Linux 5.13).
+    pub(super) fn forks_keep_pages(&self) -> bool {
+        // SAFETY: it may be called at any time.
+        let status = self.fork_status.map(|status| unsafe { status() });
+        status == Some(IBV_FORK_UNNEEDED)
     }
 
     /// The library of this process, loaded at the first call. A failure is not final: perhaps the process had no descriptors left.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use super::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
+use super::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use super::failed;
 use super::port::OpenPort;
 use crate::address::RemoteKey;
@@ -19,6 +19,8 @@ pub(super) enum MemoryAccess {
     Receive,
     /// A peer writes to it.
     Remote,
+    /// A peer reads it.
+    Readable,
 }
 
 impl From<Access> for MemoryAccess {
@@ -26,6 +28,19 @@ impl From<Access> for MemoryAccess {
         match access {
             Access::Local => MemoryAccess::Read,
             Access::Remote => MemoryAccess::Remote,
+            Access::Readable => MemoryAccess::Readable,
+            Access::Sink => MemoryAccess::Receive,
+        }
+    }
+}
+
+impl MemoryAccess {
+    fn flags(self) -> i32 {
+        match self {
+            MemoryAccess::Read => 0,
+            MemoryAccess::Receive => IBV_ACCESS_LOCAL_WRITE,
+            MemoryAccess::Remote => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            MemoryAccess::Readable => IBV_ACCESS_REMOTE_READ,
         }
     }
 }
@@ -77,18 +92,8 @@ impl RegisteredMemory {
         if unsafe { libc::madvise(base, len.max(1), libc::MADV_DONTFORK) } != 0 {
             return Err(failed("madvise"));
         }
-        let access = match access {
-            MemoryAccess::Read => 0,
-            MemoryAccess::Receive => IBV_ACCESS_LOCAL_WRITE,
-            MemoryAccess::Remote => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-        };
         // SAFETY: the memory is mapped, and stays mapped until it is deregistered.
-        let mr = unsafe { (port.device.library.ibv_reg_mr)(port.pd, base, len, access) };
-        if mr.is_null() {
-            return Err(failed(
-                "ibv_reg_mr (RLIMIT_MEMLOCK limits the memory that can be registered)",
-            ));
-        }
+        let mr = unsafe { register(port, base, len, access.flags()) }?;
         memory.mr = mr;
         // SAFETY: the library has just made it.
         memory.keys = unsafe {
@@ -152,5 +157,25 @@ impl Drop for RegisteredMemory {
             // SAFETY: the mapping is ours, and no adapter has it any more.
             unsafe { libc::munmap(self.base.cast::<c_void>(), self.len.max(1)) };
         }
+    }
+}
+
+/// Registers memory, with these flags of access.
+///
+/// # Safety
+/// It is mapped, and stays mapped until it is deregistered.
+pub(super) unsafe fn register(
+    port: &OpenPort,
+    at: *mut c_void,
+    len: usize,
+    access: i32,
+) -> Result<*mut ibv_mr, VerbsError> {
+    // SAFETY: the caller's promise; the protection domain lives as long as the port.
+    let mr = unsafe { (port.device.library.ibv_reg_mr)(port.pd, at, len, access) };
+    match mr.is_null() {
+        true => Err(failed(
+            "ibv_reg_mr (RLIMIT_MEMLOCK limits the memory that can be registered)",
+        )),
+        false => Ok(mr),
     }
 }

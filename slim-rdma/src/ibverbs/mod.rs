@@ -13,6 +13,7 @@
 //! | `port` | [`PortSettings`], and an open port: events, completions that are reported |
 //! | `owner` | whether a process is a child of the one that has opened a port |
 //! | `memory` | registered memory |
+//! | `program` | memory of the program: [`ProgramPort`], [`ProgramMemory`] |
 //! | `queues` | a queue pair of any kind with its completion queue |
 //! | `objects` | a reliable connected queue pair |
 //! | `datagrams` | [`VerbsDatagrams`]: a queue pair for unreliable datagrams |
@@ -30,6 +31,7 @@ mod memory;
 mod objects;
 mod owner;
 mod port;
+mod program;
 mod queues;
 
 pub use adapter::VerbsAdapter;
@@ -37,6 +39,7 @@ pub use datagrams::{DatagramWay, DatagramWays, VerbsDatagrams};
 pub use devices::{DeviceInfo, GidInfo, GidKind, PortInfo, devices};
 pub use error::AdapterError;
 pub use port::PortSettings;
+pub use program::{ProgramAccess, ProgramMemory, ProgramPort};
 
 use crate::verbs::VerbsError;
 

@@ -4,20 +4,21 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::abi::{
-    IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
-    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
-    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
-    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RDMA_WRITE,
-    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
-    IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV,
+    IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
+    IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT,
+    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RDMA_READ,
+    IBV_WC_RDMA_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_wc,
 };
 use super::port::OpenPort;
 use super::queues::{NewQueue, Queues};
 use crate::address::{PairAddress, QpNumber};
 use crate::sizes::PairSizes;
-use crate::verbs::{Completed, Completion, VerbsError, WorkError, WriteWork};
+use crate::verbs::{Completed, Completion, ReadWork, VerbsError, WorkError, WriteWork};
 
 /// Completions that are taken at once.
 const BATCH: usize = 16;
@@ -105,7 +106,8 @@ impl PairObjects {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.port.address.partition_index,
             port_num: self.port.address.number,
-            qp_access_flags: IBV_ACCESS_REMOTE_WRITE as u32,
+            // What a peer may do to a region depends on that region, too.
+            qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ) as u32,
             ..no_attr()
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -228,6 +230,29 @@ impl PairObjects {
         unsafe { self.queues.post_send(&mut request) }
     }
 
+    pub(super) fn post_read(&self, work: &ReadWork) -> Result<(), VerbsError> {
+        let mut bytes = ibv_sge {
+            addr: work.into.addr,
+            length: work.len,
+            lkey: work.into.key,
+        };
+        let mut request = ibv_send_wr {
+            wr_id: work.id,
+            next: ptr::null_mut(),
+            sg_list: &mut bytes,
+            num_sge: 1,
+            opcode: IBV_WR_RDMA_READ,
+            send_flags: IBV_SEND_SIGNALED,
+            imm_data: 0,
+            remote_addr: work.from.addr,
+            rkey: work.from.key,
+            remote_qkey: 0,
+            _others: [0; 9],
+        };
+        // SAFETY: there is one place. The adapter writes to registered memory only, and refuses other addresses and keys.
+        unsafe { self.queues.post_send(&mut request) }
+    }
+
     pub(super) fn poll(&mut self) -> Option<Completion> {
         if self.next == self.count {
             // An event reports that the adapter has failed.
@@ -252,6 +277,7 @@ fn completion(taken: &ibv_wc) -> Completion {
             immediate: u32::from_be(taken.imm_data),
         },
         (IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE) => Completed::Written,
+        (IBV_WC_SUCCESS, IBV_WC_RDMA_READ) => Completed::Read,
         // A peer may send a message without bytes, which takes a receive, too.
         (IBV_WC_SUCCESS, _) => Completed::Failed(WorkError::Unexpected),
         (IBV_WC_WR_FLUSH_ERR, _) => Completed::Failed(WorkError::Flushed),
@@ -288,6 +314,7 @@ mod tests {
         for (status, opcode, how) in [
             (0, 129, Completed::Received { len, immediate }),
             (0, 1, Completed::Written),
+            (0, 2, Completed::Read),
             (0, RECV, Completed::Failed(WorkError::Unexpected)),
             (0, 0, Completed::Failed(WorkError::Unexpected)),
             (5, 129, Completed::Failed(WorkError::Flushed)),

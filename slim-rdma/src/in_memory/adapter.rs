@@ -1,14 +1,14 @@
 //! The adapter of one host.
 
 use super::mail::MemoryDatagrams;
-use super::pairs::{Cargo, Packet, Posted};
+use super::pairs::{Cargo, MemoryRead, Packet, Posted};
 use super::ports::{PARTITION, gid};
 use super::{Fabric, FabricState};
 use crate::address::{PairAddress, PathMtu, QpNumber, RemoteKey};
 use crate::sizes::PairSizes;
 use crate::verbs::{
-    Access, AdapterEvent, Completion, CreatedPair, Payload, RegionId, Verbs, VerbsError, WorkError,
-    WriteWork,
+    Access, AdapterEvent, Completion, CreatedPair, LocalKey, Payload, ReadWork, RegionId, Verbs,
+    VerbsError, WorkError, WriteWork,
 };
 
 /// A full queue.
@@ -46,7 +46,20 @@ impl FabricState {
         let Some(failing) = self.packets.working(pair) else {
             return;
         };
+        // A read that fails may have placed some of its bytes.
+        let reads = failing
+            .sends
+            .iter_mut()
+            .filter_map(|posted| posted.read.take());
+        let begun: Vec<_> = reads
+            .filter_map(|read| Some((read.into, read.bytes?)))
+            .collect();
         let packets = failing.fail(first);
+        for (into, bytes) in begun {
+            if let Some(spot) = self.memories.sink(into, bytes.len()) {
+                self.memories.place(spot, &bytes[..bytes.len() / 2]);
+            }
+        }
         for mut packet in packets {
             // The memory may be used for something else before it arrives.
             if let Cargo::Read { region, at, len } = packet.cargo {
@@ -68,6 +81,11 @@ impl Verbs for MemoryAdapter {
 
     fn remote_key(&self, region: RegionId) -> RemoteKey {
         self.fabric.state().memories.key(region)
+    }
+
+    fn local_key(&self, region: RegionId) -> LocalKey {
+        let RemoteKey { addr, key } = self.fabric.state().memories.key(region);
+        LocalKey { addr, key }
     }
 
     fn invalidate(&mut self, region: RegionId) {
@@ -179,11 +197,41 @@ impl Verbs for MemoryAdapter {
             signaled: work.signaled,
             packet: Some(packet),
             refused: false,
+            read: None,
         });
         match work.payload {
             Payload::Inline(_) => state.tallies.inline += 1,
             Payload::Staged { .. } => state.tallies.staged += 1,
         }
+        state.ring_for_work();
+        Ok(())
+    }
+
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError> {
+        let mut state = self.fabric.state();
+        let pair = state.packets.working(pair).ok_or(INVALID)?;
+        let dest = pair.peer.ok_or(INVALID)?;
+        if !pair.has_place() {
+            return Err(NO_MEMORY);
+        }
+        let packet = Packet {
+            dest,
+            psn: pair.psn[0],
+            cargo: Cargo::Asked {
+                len: work.len as usize,
+            },
+            to: work.from,
+            immediate: None,
+        };
+        pair.psn[0] = (pair.psn[0] + 1) % (1 << 24);
+        let (into, bytes) = (work.into, None);
+        pair.sends.push_back(Posted {
+            id: work.id,
+            signaled: true,
+            packet: Some(packet),
+            refused: false,
+            read: Some(MemoryRead { into, bytes }),
+        });
         state.ring_for_work();
         Ok(())
     }

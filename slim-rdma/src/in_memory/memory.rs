@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::address::RemoteKey;
-use crate::verbs::{Access, RegionId};
+use crate::verbs::{Access, LocalKey, RegionId};
 
 /// Distance of two blocks in the address space of keys: larger than any block.
 const BLOCK_SPACE: u64 = 1 << 32;
@@ -106,11 +106,27 @@ impl Memories {
 
     /// Where a peer may write `len` bytes.
     pub(crate) fn accept(&self, to: RemoteKey, len: usize) -> Option<Spot> {
+        self.find(to, len, Access::Remote)
+    }
+
+    /// The bytes that a peer may read.
+    pub(crate) fn readable(&self, from: RemoteKey, len: usize) -> Option<&[u8]> {
+        let spot = self.find(from, len, Access::Readable)?;
+        Some(&self.blocks[spot.block][spot.at..spot.at + len])
+    }
+
+    /// Where the own adapter may place `len` bytes that were read.
+    pub(crate) fn sink(&self, into: LocalKey, len: usize) -> Option<Spot> {
+        let LocalKey { addr, key } = into;
+        self.find(RemoteKey { addr, key }, len, Access::Sink)
+    }
+
+    fn find(&self, to: RemoteKey, len: usize, access: Access) -> Option<Spot> {
         let (block, at) = (to.addr / BLOCK_SPACE, to.addr % BLOCK_SPACE);
         let (block, at) = (usize::try_from(block).ok()?, usize::try_from(at).ok()?);
         let open = |region: &MemoryRegion| {
-            let remote = region.valid && region.access == Access::Remote;
-            remote && region.key == to.key && region.block == block
+            let allowed = region.valid && region.access == access;
+            allowed && region.key == to.key && region.block == block
         };
         let inside = self.blocks.get(block).is_some_and(|b| at + len <= b.len());
         (inside && self.regions.values().any(open)).then_some(Spot { block, at })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::memory::Spot;
 use crate::address::{QpNumber, RemoteKey};
 use crate::sizes::RingShape;
-use crate::verbs::{Completed, Completion, RegionId, WorkError};
+use crate::verbs::{Completed, Completion, LocalKey, RegionId, WorkError};
 
 /// The lowest number of a queue pair. Those below are the port's own.
 const FIRST_NUMBER: u32 = 2;
@@ -22,6 +22,10 @@ pub(crate) enum Cargo {
     Read {
         region: RegionId,
         at: usize,
+        len: usize,
+    },
+    /// None: so many bytes of the peer are wanted.
+    Asked {
         len: usize,
     },
 }
@@ -44,7 +48,15 @@ pub(crate) struct Accepted {
     pub(crate) reports: Option<(u64, Completion)>,
 }
 
-/// A posted write that has not completed.
+/// A read on its way.
+#[derive(Debug)]
+pub(crate) struct MemoryRead {
+    pub(crate) into: LocalKey,
+    /// The bytes, once they were read at the peer.
+    pub(crate) bytes: Option<Vec<u8>>,
+}
+
+/// Posted work that has not completed.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) id: u64,
@@ -53,6 +65,8 @@ pub(crate) struct Posted {
     pub(crate) packet: Option<Packet>,
     /// The peer has refused it.
     pub(crate) refused: bool,
+    /// Of a read.
+    pub(crate) read: Option<MemoryRead>,
 }
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! What can happen in a network.
 
 use super::mail::MailDelivery;
-use super::pairs::{Accepted, Cargo, MemoryPair, Packet};
+use super::pairs::{Accepted, Cargo, MemoryPair, MemoryRead, Packet};
 use super::{Fabric, FabricState};
 use crate::address::QpNumber;
 use crate::verbs::{AdapterEvent, Completed, Completion, WorkError};
@@ -119,6 +119,8 @@ impl Fabric {
 /// What became of a packet.
 enum PacketFate {
     Accepted,
+    /// It has asked for these bytes.
+    Answered(Vec<u8>),
     /// There is no receive, or the queue pair is not connected yet: it is sent again later.
     NotReady(Packet),
     Refused,
@@ -148,6 +150,11 @@ impl FabricState {
         };
         match arrival {
             PacketFate::Accepted => {}
+            PacketFate::Answered(bytes) => {
+                if let Some(read) = &mut pair.sends[at].read {
+                    read.bytes = Some(bytes);
+                }
+            }
             PacketFate::NotReady(packet) => pair.sends[at].packet = Some(packet),
             PacketFate::Refused => pair.sends[at].refused = true,
             // No acknowledgement comes, and the attempts are used up.
@@ -159,6 +166,13 @@ impl FabricState {
         let bytes = match &mut packet.cargo {
             Cargo::Copied(bytes) => bytes.clone(),
             Cargo::Read { region, at, len } => self.memories.bytes(*region, *at, *len).to_vec(),
+            Cargo::Asked { .. } => Vec::new(),
+        };
+        let answer = match packet.cargo {
+            Cargo::Asked { len } => {
+                Some(self.memories.readable(packet.to, len).map(<[u8]>::to_vec))
+            }
+            _ => None,
         };
         let spot = self.memories.accept(packet.to, bytes.len());
         let pair = self.packets.working(packet.dest);
@@ -178,9 +192,9 @@ impl FabricState {
         }
         self.moves += 1;
         let spot = match spot {
-            Some(spot) => Some(spot),
-            None if bytes.is_empty() => None,
-            None => {
+            Some(spot) if answer.is_none() => Some(spot),
+            _ if bytes.is_empty() && answer != Some(None) => None,
+            _ => {
                 self.tallies.refused += 1;
                 let (host, dest) = (pair.host, packet.dest);
                 self.fail(dest, WorkError::Flushed);
@@ -191,6 +205,9 @@ impl FabricState {
             }
         };
         pair.psn[1] = (pair.psn[1] + 1) % (1 << 24);
+        if let Some(Some(bytes)) = answer {
+            return PacketFate::Answered(bytes);
+        }
         let serial = pair.serial;
         let reports = packet.immediate.and_then(|immediate| {
             let id = pair.receives.pop_front()?;
@@ -289,12 +306,21 @@ impl FabricState {
                 self.fail(number, WorkError::RemoteAccess);
             }
             Some(posted) if posted.packet.is_none() => {
-                if posted.signaled {
-                    let (id, how) = (posted.id, Completed::Written);
+                let (id, signaled) = (posted.id, posted.signaled);
+                let read = pair.sends.pop_front().and_then(|posted| posted.read);
+                self.moves += 1;
+                let mut how = Completed::Written;
+                if let Some(MemoryRead { into, bytes }) = read {
+                    let bytes = bytes.unwrap_or_default();
+                    let Some(spot) = self.memories.sink(into, bytes.len()) else {
+                        return self.fail(number, WorkError::Flushed);
+                    };
+                    self.memories.place(spot, &bytes);
+                    how = Completed::Read;
+                }
+                if signaled && let Some(pair) = self.packets.working(number) {
                     pair.hidden.push_back(Completion { id, how });
                 }
-                pair.sends.pop_front();
-                self.moves += 1;
             }
             _ => {}
         }

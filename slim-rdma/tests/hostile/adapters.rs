@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use slim_rdma::in_memory::MemoryAdapter;
 use slim_rdma::{
-    Access, AdapterEvent, Completed, Completion, CreatedPair, PairAddress, PairSizes, QpNumber,
-    RegionId, RemoteKey, Verbs, VerbsError, WorkError, WriteWork,
+    Access, AdapterEvent, Completed, Completion, CreatedPair, LocalKey, PairAddress, PairSizes,
+    QpNumber, ReadWork, RegionId, RemoteKey, Verbs, VerbsError, WorkError, WriteWork,
 };
 
 type Poll<'a> = Box<dyn FnMut(&mut MemoryAdapter, QpNumber) -> Option<Completion> + 'a>;
@@ -58,6 +58,9 @@ impl Verbs for BadAdapter<'_> {
     fn remote_key(&self, region: RegionId) -> RemoteKey {
         self.inner.remote_key(region)
     }
+    fn local_key(&self, region: RegionId) -> LocalKey {
+        self.inner.local_key(region)
+    }
     fn invalidate(&mut self, region: RegionId) {
         self.inner.invalidate(region);
     }
@@ -91,6 +94,10 @@ impl Verbs for BadAdapter<'_> {
     fn post_write(&mut self, pair: QpNumber, work: &WriteWork<'_>) -> Result<(), VerbsError> {
         self.call()?;
         self.inner.post_write(pair, work)
+    }
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError> {
+        self.call()?;
+        self.inner.post_read(pair, work)
     }
     fn poll(&mut self, pair: QpNumber) -> Option<Completion> {
         (self.poll)(self.inner, pair)

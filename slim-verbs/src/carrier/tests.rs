@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use slim_rdma::in_memory::{Fabric, MemoryAdapter};
 use slim_rdma::{
-    Access, AdapterEvent, Completion, CreatedPair, HalfPair, PairAddress, PairSizes, QpNumber,
-    RegionId, RemoteKey, Verbs, VerbsError, WriteWork,
+    Access, AdapterEvent, Completion, CreatedPair, HalfPair, LocalKey, PairAddress, PairSizes,
+    QpNumber, ReadWork, RegionId, RemoteKey, Verbs, VerbsError, WriteWork,
 };
 use slim_stream::Carrier;
 
@@ -35,6 +35,10 @@ impl Verbs for PromptlyRead {
 
     fn remote_key(&self, region: RegionId) -> RemoteKey {
         self.own.remote_key(region)
+    }
+
+    fn local_key(&self, region: RegionId) -> LocalKey {
+        self.own.local_key(region)
     }
 
     fn invalidate(&mut self, region: RegionId) {
@@ -75,6 +79,10 @@ impl Verbs for PromptlyRead {
 
     fn post_write(&mut self, pair: QpNumber, work: &WriteWork<'_>) -> Result<(), VerbsError> {
         self.own.post_write(pair, work)
+    }
+
+    fn post_read(&mut self, pair: QpNumber, work: &ReadWork) -> Result<(), VerbsError> {
+        self.own.post_read(pair, work)
     }
 
     fn arm(&mut self, pair: QpNumber) -> Result<(), VerbsError> {

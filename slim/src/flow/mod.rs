@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use slim_core::Role;
+use slim_stream::Carrier;
 use slim_sys::OwnFd;
 
 use self::core::FlowCore;
@@ -129,6 +130,13 @@ impl SessionFlow {
     /// than to ask the session.
     pub fn is_carried(&self) -> bool {
         self.core.is_carried()
+    }
+
+    /// The transport of another kind than TCP that carries the flow now. For programs that know that kind, and use it beside the flow. What they send or
+    /// receive by its data calls would be missing in the flow.
+    pub fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        let carried = self.core.carried()?;
+        Some(carried.carrier.clone())
     }
 
     /// Limits the bytes that the kernel takes and has not sent to the network yet (`TCP_NOTSENT_LOWAT`); the limit holds for later
