@@ -559,4 +559,6 @@ impl QueuePair {
 #[cfg(test)]
 mod break_tests;
 #[cfg(test)]
+mod read_tests;
+#[cfg(test)]
 mod tests;
