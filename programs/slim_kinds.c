@@ -2,11 +2,13 @@
  * slim_kinds: an MPI program that moves data of many kinds and checks every word of it.
  *
  *   mpicc -O2 -pthread -o slim_kinds slim_kinds.c
- *   mpirun -n 2 ./slim_kinds sizes|threads|spawn|compute SECONDS [FILE]
+ *   mpirun -n 2 ./slim_kinds sizes|long|threads|spawn|compute SECONDS [FILE]
  *
  * It works for SECONDS, and then for as long as there is a FILE.
  *
  *   sizes    0 B to 16 MiB between neighbours in both directions; every other word of a vector; reductions, all-to-all
+ *   long     128 KiB to 16 MiB between neighbours, in memory that is mapped for this round and unmapped after it, often at the same place;
+ *            with another content a second time, while there may be a child of a fork; received as every other word of a vector
  *   threads  MPI_THREAD_MULTIPLE: four threads of each rank, each with messages and collectives of its own
  *   compute  each rank sends three messages to the next one at once, and then computes for a while without calling MPI. The
  *            next one must have them all long before that ends: otherwise they count as wrong
@@ -19,11 +21,14 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { THREADS = 4, SPAWNED_WORDS = 40000 };
@@ -121,6 +126,57 @@ struct lane {
     uint64_t round, bytes;
     int number;
 };
+
+static uint64_t *mapped(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        abort();
+    return at;
+}
+
+/* Long messages in memory that comes and goes, and that a child of a fork shares for a while. */
+static void long_messages(uint64_t round)
+{
+    static const size_t lengths[] = {131072, 1u << 20, 200000 * 8, 16u << 20};
+    size_t bytes = lengths[round % 4], words = bytes / 8;
+    int to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
+    uint64_t *out = mapped(bytes), *in = mapped(2 * bytes);
+    MPI_Datatype every_other;
+    pid_t child = -1;
+
+    for (uint64_t part = 0; part < 3; part++) {
+        uint64_t key = round * 4 + part;
+        fill(out, words, key, rank, to);
+        memset(in, 0xa5, 2 * bytes);
+        if (part < 2) {
+            MPI_Sendrecv(out, (int)words, MPI_UINT64_T, to, 3, in, (int)words, MPI_UINT64_T, from, 3, MPI_COMM_WORLD,
+                         MPI_STATUS_IGNORE);
+            check(in, words, 1, key, from, rank);
+        } else {
+            MPI_Type_vector((int)words, 1, 2, MPI_UINT64_T, &every_other);
+            MPI_Type_commit(&every_other);
+            MPI_Sendrecv(out, (int)words, MPI_UINT64_T, to, 4, in, 1, every_other, from, 4, MPI_COMM_WORLD,
+                         MPI_STATUS_IGNORE);
+            MPI_Type_free(&every_other);
+            check(in, words, 2, key, from, rank);
+        }
+        step_done(2 * bytes);
+        if (part == 0 && round % 3 == 0) {
+            child = fork();
+            if (child == 0) {
+                pause();
+                _exit(0);
+            }
+        }
+    }
+    if (child > 0) {
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    munmap(out, bytes);
+    munmap(in, 2 * bytes);
+}
 
 /* One thread's messages of a round: several at a time, of all sizes up to the rendezvous protocol. */
 static void *run_lane(void *arg)
@@ -237,7 +293,7 @@ int main(int argc, char **argv)
     const char *kind = argc > 1 ? argv[1] : "";
     const char *file = argc > 3 ? argv[3] : NULL;
     int provided, is_threads = strcmp(kind, "threads") == 0, is_spawn = strcmp(kind, "spawn") == 0,
-                  is_compute = strcmp(kind, "compute") == 0;
+                  is_compute = strcmp(kind, "compute") == 0, is_long = strcmp(kind, "long") == 0;
     MPI_Comm parent, comms[THREADS];
 
     MPI_Init_thread(&argc, &argv, is_threads ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
@@ -248,8 +304,8 @@ int main(int argc, char **argv)
         return be_spawned(parent);
     double seconds = argc > 2 ? atof(argv[2]) : 0;
     if (!(seconds > 0) || (is_threads && provided < MPI_THREAD_MULTIPLE) ||
-        (!is_threads && !is_spawn && !is_compute && strcmp(kind, "sizes") != 0)) {
-        fprintf(stderr, "usage: slim_kinds sizes|threads|spawn|compute SECONDS [FILE]\n");
+        (!is_threads && !is_spawn && !is_compute && !is_long && strcmp(kind, "sizes") != 0)) {
+        fprintf(stderr, "usage: slim_kinds sizes|long|threads|spawn|compute SECONDS [FILE]\n");
         MPI_Finalize();
         return 2;
     }
@@ -270,6 +326,8 @@ int main(int argc, char **argv)
             spawn(argv[0], out, in, round);
         } else if (is_compute) {
             compute(out, in, round);
+        } else if (is_long) {
+            long_messages(round);
         } else {
             size_t bytes = sizes[round % N_SIZES];
             neighbours(MPI_COMM_WORLD, out, in, bytes, round);

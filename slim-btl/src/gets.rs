@@ -10,6 +10,7 @@
 //! carried out or has failed as a whole, since `ob1` cannot have a part of a message sent.
 
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -164,6 +165,20 @@ pub(crate) struct GetTallies {
     pub(crate) done: u64,
     pub(crate) bytes: u64,
     pub(crate) failed: u64,
+}
+
+impl fmt::Display for GetTallies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GetTallies {
+            done,
+            bytes,
+            failed,
+        } = self;
+        write!(
+            f,
+            "long messages read out of the memory of peers: {done} ({bytes} bytes); sent because a read failed: {failed}"
+        )
+    }
 }
 
 #[derive(Default)]

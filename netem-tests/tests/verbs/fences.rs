@@ -3,8 +3,9 @@
 use std::{thread, time::Duration};
 
 use slim_rdma::{
-    Access, AdapterEvent, Completed, Completion, PairAddress, PairSizes, Payload, RegionId,
-    RemoteKey, Verbs, WorkError, WriteWork, ibverbs::VerbsAdapter,
+    Access, AdapterEvent, Completed, Completion, PairAddress, PairSizes, Payload, ReadWork,
+    RegionId, RemoteKey, Verbs, WorkError, WriteWork,
+    ibverbs::{ProgramAccess, ProgramMemory, ProgramPort, VerbsAdapter},
 };
 
 use super::{DETECTION, rxe, sizes, wait};
@@ -17,6 +18,8 @@ struct Raw<'a> {
 }
 
 const LEN: usize = 1 << 16;
+/// Bytes of a read.
+const LONG: usize = 1 << 20;
 const DEPTH: u64 = 64;
 
 fn raw(adapter: &mut VerbsAdapter) -> Raw<'_> {
@@ -181,4 +184,68 @@ fn late_and_wrong_writes_do_not_land() {
     }
     println!("40 rounds: nothing had landed in {none}, a part in {some}");
     assert!(none > 0 && none < 40);
+}
+
+/// Reads of program memory: only while it is registered, only where that is allowed, and nothing is placed after the queue pair is destroyed.
+#[test]
+fn late_and_wrong_reads_do_not_land() {
+    let Some(rxe) = rxe("fences::late_and_wrong_reads_do_not_land") else {
+        return;
+    };
+    let mut adapters = rxe.open();
+    let ports = adapters.each_ref().map(VerbsAdapter::program_port);
+    assert!(ports.iter().all(ProgramPort::survives_forks));
+    let mut source = vec![0x11_u8; LONG];
+    let mut sink = vec![0_u8; LONG];
+    let register = |port: &ProgramPort, memory: &mut [u8], access| {
+        // SAFETY: both live until the end of the test, and the registrations end before.
+        unsafe { port.register(memory.as_mut_ptr(), memory.len(), access) }.unwrap()
+    };
+    let addr = |memory: &[u8]| memory.as_ptr() as u64;
+
+    let from = register(&ports[1], &mut source, ProgramAccess::Readable);
+    let into = register(&ports[0], &mut sink, ProgramAccess::Sink);
+    let work =
+        |id, from: &ProgramMemory, into: &ProgramMemory, source: &[u8], sink: &[u8]| ReadWork {
+            id,
+            from: RemoteKey {
+                addr: addr(source),
+                key: from.remote_key(),
+            },
+            into: into.local_key(addr(sink)),
+            len: LONG as u32,
+        };
+    let [mut near, far] = two(&mut adapters);
+    let number = near.own.number;
+    let first = work(1, &from, &into, &source, &sink);
+    near.adapter.post_read(number, &first).unwrap();
+    near.completes(1, Completed::Read);
+    assert!(sink.iter().all(|byte| *byte == 0x11));
+
+    // The queue pair is destroyed with reads on their way.
+    source.fill(0x22);
+    for id in 2..6 {
+        let next = work(id, &from, &into, &source, &sink);
+        near.adapter.post_read(number, &next).unwrap();
+    }
+    near.release();
+    far.release();
+    sink.fill(0x33);
+    thread::sleep(Duration::from_millis(300));
+    assert!(sink.iter().all(|byte| *byte == 0x33));
+
+    // Memory that is not registered any more, or that is only for the own adapter.
+    let gone = register(&ports[1], &mut source, ProgramAccess::Readable);
+    let old = work(1, &gone, &into, &source, &sink);
+    drop(gone);
+    let own = register(&ports[1], &mut source, ProgramAccess::Sink);
+    let unreadable = work(1, &own, &into, &source, &sink);
+    for read in [old, unreadable] {
+        let [mut near, far] = two(&mut adapters);
+        near.adapter.post_read(near.own.number, &read).unwrap();
+        near.completes(1, Completed::Failed(WorkError::RemoteAccess));
+        near.release();
+        far.release();
+    }
+    assert!(sink.iter().all(|byte| *byte == 0x33));
 }

@@ -413,7 +413,7 @@ impl BtlModule {
     /// Says goodbye to all peers, and waits a little for their goodbyes.
     pub fn close(self) {
         if self.reads_memory() {
-            self.log(1, || format!("{:?}", self.gets.tallies()));
+            self.log(1, || self.gets.tallies().to_string());
         }
         let peers: Vec<_> = self.peers().values().cloned().collect();
         peers.iter().for_each(|peer| self.remove(peer));
