@@ -297,3 +297,59 @@ impl GetQueue {
         over
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::proc::ProcName;
+
+    unsafe extern "C" fn told(
+        _: *mut c_void,
+        _: *mut c_void,
+        _: *mut c_void,
+        _: *mut c_void,
+        _: *mut c_void,
+        data: *mut c_void,
+        status: c_int,
+    ) {
+        // SAFETY: the test hands its list in.
+        unsafe { (*data.cast::<Vec<c_int>>()).push(status) };
+    }
+
+    /// The statuses that Open MPI is told of a get from a peer without a queue pair.
+    fn statuses(meanwhile: impl FnOnce(&Gets, &Arc<BtlEndpoint>), hears: bool) -> Vec<c_int> {
+        let (gets, endpoint) = (Gets::default(), Arc::new(BtlEndpoint::new(ProcName(3))));
+        let mut statuses = Vec::<c_int>::new();
+        let callback = GetCallback {
+            call: told,
+            local: ptr::null_mut(),
+            handle: ptr::null_mut(),
+            context: ptr::null_mut(),
+            data: (&raw mut statuses).cast(),
+        };
+        let bytes = GetBytes {
+            from: (0, MemoryKeys::from_bytes([0; slim_verbs::KEYS_LEN])),
+            into: (0, None),
+            len: 1 << 20,
+        };
+        gets.begin(&endpoint, callback, &bytes);
+        meanwhile(&gets, &endpoint);
+        for _ in 0..2 {
+            gets.progress(ptr::null_mut(), |_| hears);
+        }
+        statuses
+    }
+
+    #[test]
+    fn a_get_without_a_queue_pair_fails_in_progress_and_once() {
+        assert_eq!(statuses(|_, _| {}, true), [FAILED]);
+    }
+
+    #[test]
+    fn open_mpi_is_told_nothing_of_a_peer_that_it_must_not_hear_of() {
+        assert_eq!(statuses(|_, _| {}, false), []);
+        assert_eq!(statuses(|gets, peer| gets.forget(peer), true), []);
+    }
+}
