@@ -114,6 +114,7 @@ fn ompi_info_documents_the_parameters() {
         "if_exclude",
         "transports",
         "verbs_ports",
+        "verbs_get_size",
         "verbose",
         "eager_limit",
         "rndv_eager_limit",

@@ -205,6 +205,7 @@ mod tests {
             line: 0,
         };
         let blob = ProcBlob {
+            reads: false,
             token: 7,
             addresses: addrs.iter().map(address).collect(),
         };
@@ -227,6 +228,7 @@ mod tests {
     fn addresses_are_tried_again_if_one_was_reached_but_not_for_ever() {
         let endpoint = BtlEndpoint::new(ProcName(3));
         let blob = ProcBlob {
+            reads: false,
             token: 7,
             addresses: vec![ProcAddress {
                 addr: "10.0.0.1:1".parse().unwrap(),

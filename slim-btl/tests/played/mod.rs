@@ -209,6 +209,7 @@ impl Listening {
     /// Sends a fragment of 8 bytes to it.
     pub fn send(&self, module: &BtlModule) -> Arc<BtlEndpoint> {
         let blob = ProcBlob {
+            reads: false,
             token: 7,
             addresses: vec![ProcAddress {
                 addr: self.listener.local_addr().unwrap(),
