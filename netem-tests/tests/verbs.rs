@@ -6,6 +6,8 @@ mod agreements;
 mod bench;
 #[path = "verbs/breaks.rs"]
 mod breaks;
+#[path = "verbs/c_programs.rs"]
+mod c_programs;
 #[path = "verbs/chaos.rs"]
 mod chaos;
 #[path = "../../slim/tests/common/streams.rs"]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use slim::Config;
 use slim_rdma::ibverbs::ProgramAccess;
-use slim_verbs::{KEYS_LEN, MemoryAtPorts, MemoryKeys};
+use slim_verbs::{KEYS_LEN, MemoryAtPorts, MemoryKeys, TransportKinds};
 
 /// `SLIM_BTL_KEYS` of the shim.
 const _: () = assert!(KEYS_LEN == 80);
@@ -20,7 +20,6 @@ use crate::gets::{GetBytes, GetCallback};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
 use crate::report;
-use crate::transports::BtlTransports;
 
 /// How long a connection may last without a hello: the connector may compute before it sends one.
 const HELLO_LIMIT: Duration = Duration::from_secs(60);
@@ -89,7 +88,8 @@ pub unsafe extern "C" fn slim_btl_open(
     }
     // SAFETY: the caller's promise.
     let (transports, ports) = unsafe { (text(transports), text(verbs_ports)) };
-    let transports = match BtlTransports::parse(&transports, &ports) {
+    let kinds = ("btl_slim_transports", transports.as_str());
+    let transports = match TransportKinds::parse(kinds, ("btl_slim_verbs_ports", &ports)) {
         Ok(transports) => transports,
         Err(problem) => {
             upcalls.say(0, || problem);

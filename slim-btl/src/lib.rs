@@ -36,7 +36,6 @@
 //! | `inbox` | received bytes, cut into frames |
 //! | `hdr` | frames on the wire |
 //! | `interfaces` | addresses to listen at |
-//! | `transports` | the kinds of transport that flows may use |
 //! | `report` | tells `slim run --btl` that this rank uses the component |
 //! | `proc` | names of processes, and what they publish |
 
@@ -52,4 +51,3 @@ pub mod module;
 pub mod proc;
 mod rail;
 mod report;
-pub mod transports;

@@ -42,7 +42,7 @@
 #include <sys/uio.h>
 
 /* The options that every slim_options begins with. */
-#define SLIM_OPTIONS_INIT { sizeof(slim_options), NULL, NULL }
+#define SLIM_OPTIONS_INIT { sizeof(slim_options), NULL, NULL, NULL, NULL }
 
 
 /**
@@ -246,6 +246,15 @@ typedef struct slim_options {
      * ignored, so `environ` may be given. NULL: the default of each. The default of SLIM_LOG is `off`.
      */
     const char *const *settings;
+    /**
+     * Kinds of transport that flows may use, the preferred one first: "tcp", or "verbs,tcp" (queue pairs of InfiniBand and RoCE where these can be made, and TCP else;
+     * docs/VERBS.md). Such a session has a thread of its own. NULL: "tcp".
+     */
+    const char *transports;
+    /**
+     * With "verbs,tcp": adapters or their ports, with commas between, for example "mlx5_0,mlx5_1:2". NULL: all that have a link when the session is opened.
+     */
+    const char *verbs_ports;
 } slim_options;
 
 /**
@@ -404,6 +413,12 @@ int slim_session_open(const struct slim_options *options,
  */
 int slim_session_close(struct slim_session *session,
                        int timeout_ms);
+
+/**
+ * Says what the options have asked for and the session has not: a kind of transport that cannot be used (flows use TCP then), or ports of adapters. One line for each.
+ * NULL if it has all, or if `session` is NULL. The text is valid until the session is closed. Any thread.
+ */
+const char *slim_session_warning(const struct slim_session *session);
 
 /**
  * Returns a descriptor for poll(), select() or epoll: readable when slim_session_progress() may have updates, or has work to do. It

@@ -1,7 +1,7 @@
 //! Sessions.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,7 @@ use std::{ptr, slice};
 
 use libc::{sockaddr, socklen_t};
 use slim::{Config, LogLevel, Session, SessionEvent, SessionOptions, Update};
+use slim_verbs::TransportKinds;
 
 use crate::address;
 use crate::codes::Refusal;
@@ -31,7 +32,12 @@ pub struct SlimSession {
     shared: Arc<SessionShared>,
     /// Memory of `progress`, kept for the next call.
     scratch: Mutex<Vec<Update>>,
+    /// What could not be had. Empty: all could.
+    warning: CString,
 }
+
+/// Bytes of the options that the first version had.
+const FIRST_OPTIONS: usize = mem::offset_of!(SlimOptions, transports);
 
 impl ApiHandle for SlimSession {
     fn health(&self) -> &Health {
@@ -64,11 +70,24 @@ pub unsafe extern "C" fn slim_session_open(
             return Err(Refusal::INVALID);
         }
         // SAFETY: promised by the caller.
-        let options = unsafe { read_options(options) }?;
+        let (options, kinds) = unsafe { read_options(options) }?;
+        let mut warnings = Vec::new();
+        let inner = match kinds.open_verbs() {
+            None => Session::open(options)?,
+            Some(Ok(ports)) => {
+                warnings = ports.left_out;
+                Session::open_with(options, vec![Box::new(ports.provider)])?
+            }
+            Some(Err(e)) => {
+                warnings.push(format!("{e}; flows use TCP only"));
+                Session::open(options)?
+            }
+        };
         let opened = Box::new(SlimSession {
-            session: Session::open(options)?,
+            session: inner,
             shared: Arc::default(),
             scratch: Mutex::default(),
+            warning: CString::new(warnings.join("\n")).unwrap_or_default(),
         });
         // SAFETY: not NULL, and valid as promised.
         unsafe { *session = Box::into_raw(opened) };
@@ -78,31 +97,41 @@ pub unsafe extern "C" fn slim_session_open(
 
 /// # Safety
 /// As for [`slim_session_open`].
-unsafe fn read_options(options: *const SlimOptions) -> Result<SessionOptions, Refusal> {
+unsafe fn read_options(
+    options: *const SlimOptions,
+) -> Result<(SessionOptions, TransportKinds), Refusal> {
     if options.is_null() {
-        return Ok(SessionOptions::new(""));
+        return Ok((SessionOptions::new(""), TransportKinds::Tcp));
     }
     // SAFETY: the size is the first field of every version.
     let size = unsafe { ptr::read(options.cast::<usize>()) };
-    if size < mem::size_of::<SlimOptions>() {
+    if size < FIRST_OPTIONS {
         return Err(Refusal::INVALID);
     }
     // SAFETY: the program says that the structure has this size.
     let all = unsafe { slice::from_raw_parts(options.cast::<u8>(), size) };
+    let known = size.min(mem::size_of::<SlimOptions>());
     // An option of a later version: its effect would be missing.
-    if all[mem::size_of::<SlimOptions>()..].iter().any(|b| *b != 0) {
+    if all[known..].iter().any(|b| *b != 0) {
         return Err(Refusal::INVALID);
     }
-    // SAFETY: the structure is at least as large as this one.
-    let options = unsafe { &*options };
-    let mut job = String::new();
-    if !options.job.is_null() {
-        // SAFETY: a string, as promised.
-        let text = unsafe { CStr::from_ptr(options.job) };
-        text.to_str()
-            .map_err(|_| Refusal::INVALID)?
-            .clone_into(&mut job);
-    }
+    // Options that an earlier version has not are NULL.
+    let mut taken = MaybeUninit::<SlimOptions>::zeroed();
+    // SAFETY: both have so many bytes; zeros and any pointers are values of the structure.
+    let options = unsafe {
+        ptr::copy_nonoverlapping(all.as_ptr(), taken.as_mut_ptr().cast(), known);
+        taken.assume_init()
+    };
+    // SAFETY: strings, as promised.
+    let (job, transports, ports) = unsafe {
+        (
+            text(options.job)?.unwrap_or_default(),
+            text(options.transports)?.unwrap_or("tcp"),
+            text(options.verbs_ports)?.unwrap_or_default(),
+        )
+    };
+    let kinds = TransportKinds::parse(("transports", transports), ("verbs_ports", ports))
+        .map_err(Refusal::setting)?;
     let mut taken = SessionOptions::new(job);
     if !options.settings.is_null() {
         // SAFETY: an array of strings with a NULL at the end, as promised.
@@ -115,7 +144,20 @@ unsafe fn read_options(options: *const SlimOptions) -> Result<SessionOptions, Re
         let log = if quiet { LogLevel::Off } else { config.log };
         taken.config = Config { log, ..config };
     }
-    Ok(taken)
+    Ok((taken, kinds))
+}
+
+/// A string of the program; `None` for NULL.
+///
+/// # Safety
+/// It is NULL or ends with a zero byte, and lives as long as the result.
+unsafe fn text<'a>(at: *const c_char) -> Result<Option<&'a str>, Refusal> {
+    if at.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: promised by the caller.
+    let text = unsafe { CStr::from_ptr(at) };
+    text.to_str().map(Some).map_err(|_| Refusal::INVALID)
 }
 
 /// # Safety
@@ -182,6 +224,19 @@ pub unsafe extern "C" fn slim_session_close(session: *mut SlimSession, timeout_m
             ended => Ok(ended.map(|()| 0)?),
         }
     }) as c_int
+}
+
+/// Says what the options have asked for and the session has not: a kind of transport that cannot be used (flows use TCP then), or ports of adapters. One line for each.
+/// NULL if it has all, or if `session` is NULL. The text is valid until the session is closed. Any thread.
+///
+/// # Safety
+/// `session` is NULL or an open session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_session_warning(session: *const SlimSession) -> *const c_char {
+    // SAFETY: promised by the caller.
+    let warning = unsafe { session.as_ref() }.map(|session| session.warning.as_c_str());
+    let warning = warning.filter(|text| !text.is_empty());
+    warning.map_or(ptr::null(), CStr::as_ptr)
 }
 
 /// Returns a descriptor for poll(), select() or epoll: readable when slim_session_progress() may have updates, or has work to do. It

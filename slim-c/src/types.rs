@@ -61,6 +61,11 @@ pub struct SlimOptions {
     /// Settings, as NAME=VALUE, with a NULL at the end: those of SLIM's environment variables (docs/ENVIRONMENT.md). Other names are
     /// ignored, so `environ` may be given. NULL: the default of each. The default of SLIM_LOG is `off`.
     pub settings: *const *const c_char,
+    /// Kinds of transport that flows may use, the preferred one first: "tcp", or "verbs,tcp" (queue pairs of InfiniBand and RoCE where these can be made, and TCP else;
+    /// docs/VERBS.md). Such a session has a thread of its own. NULL: "tcp".
+    pub transports: *const c_char,
+    /// With "verbs,tcp": adapters or their ports, with commas between, for example "mlx5_0,mlx5_1:2". NULL: all that have a link when the session is opened.
+    pub verbs_ports: *const c_char,
 }
 
 /// A change of a flow or an endpoint, or the completion of a post.

@@ -17,6 +17,7 @@
 //! | --- | --- |
 //! | [`in_memory`] | a network in memory with providers on it, for tests |
 //! | `host` | the ports of this host |
+//! | `kinds` | [`TransportKinds`]: the kinds of transport that settings name |
 //! | `provider` | [`VerbsProvider`] |
 //! | `listener` | the task of a port |
 //! | `connection` | a queue pair that carries a resume |
@@ -32,6 +33,7 @@ mod carrier;
 mod connection;
 mod host;
 pub mod in_memory;
+mod kinds;
 mod listener;
 mod mail;
 mod pair;
@@ -42,6 +44,7 @@ mod reads;
 mod settings;
 
 pub use host::{HostPorts, PortNames};
+pub use kinds::{NamedSetting, TransportKinds};
 pub use port::{PortMail, VerbsPort};
 pub use provider::VerbsProvider;
 pub use reads::{KEYS_LEN, MemoryAtPorts, MemoryKeys, MemoryPorts, PairReads};

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use slim::{Config, Session, SessionError, SessionOptions};
 use slim_rdma::ibverbs::ProgramAccess;
-use slim_verbs::{MemoryAtPorts, MemoryPorts};
+use slim_verbs::{MemoryAtPorts, MemoryPorts, TransportKinds};
 
 use self::deferred::{Deferred, DeferredThread};
 use self::doubt::Doubts;
@@ -31,7 +31,6 @@ use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::gets::{GetBytes, GetCallback, Gets};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
-use crate::transports::BtlTransports;
 
 /// Time limit for sending a goodbye and the frames before it.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -89,7 +88,7 @@ pub struct ModuleOptions {
     /// Those not to use.
     pub if_exclude: String,
     /// The kinds of transport that flows may use.
-    pub transports: BtlTransports,
+    pub transports: TransportKinds,
     /// Settings of the session.
     pub config: Config,
     /// How long a connection may last without a hello. Then it is closed; a connector that is late connects anew.
@@ -128,7 +127,7 @@ impl BtlModule {
             ..SessionOptions::new(format!("mpi {}", options.me))
         };
         let mut memory = MemoryPorts::default();
-        let session = match options.transports.verbs() {
+        let session = match options.transports.open_verbs() {
             Some(Ok(ports)) => {
                 for why in &ports.left_out {
                     upcalls.say(0, || format!("{why}; other ports are used"));

@@ -17,7 +17,7 @@ use slim_btl::frag::{BTL_OWNERSHIP, FragRef};
 use slim_btl::hdr::{BtlHello, FrameHeader, FrameKind, HEADER};
 use slim_btl::module::{BtlModule, ModuleOptions, Upcalls};
 use slim_btl::proc::{ProcAddress, ProcBlob, ProcName};
-use slim_btl::transports::BtlTransports;
+use slim_verbs::TransportKinds;
 
 pub const LIMIT: Duration = Duration::from_secs(20);
 pub const TAG: u8 = 0x41;
@@ -87,7 +87,7 @@ pub fn open(hello_timeout: Duration, hello_limit: Duration, survives_losses: boo
         me: ME,
         if_include: "127.0.0.0/8".into(),
         if_exclude: String::new(),
-        transports: BtlTransports::default(),
+        transports: TransportKinds::default(),
         config: Config {
             hello_timeout,
             ..Config::default()

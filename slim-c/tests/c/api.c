@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <slim.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,8 +141,28 @@ static void wrong_arguments(void)
     options.settings = wrong;
     IS(slim_session_open(&options, &session), SLIM_ERR_SETTING);
     TRUE(strstr(slim_error_detail(), "SLIM_ATTEMPTS"));
+    /* A program that knows only the first options: what lies behind them is not looked at. */
+    options = (slim_options)SLIM_OPTIONS_INIT;
+    options.size = offsetof(slim_options, transports);
+    options.transports = "nothing";
+    IS(slim_session_open(&options, &session), 0);
+    IS(slim_session_close(session, LIMIT), 0);
+    options.size = sizeof options;
+    IS(slim_session_open(&options, &session), SLIM_ERR_SETTING);
+    TRUE(strstr(slim_error_detail(), "transports is \"nothing\""));
+    options.transports = "verbs,tcp";
+    options.verbs_ports = "mlx5_0:none";
+    IS(slim_session_open(&options, &session), SLIM_ERR_SETTING);
+    TRUE(strstr(slim_error_detail(), "verbs_ports: \"mlx5_0:none\""));
+    options.verbs_ports = "no_such_adapter";
+    IS(slim_session_open(&options, &session), 0);
+    const char *warning = slim_session_warning(session);
+    TRUE(warning && strstr(warning, "; flows use TCP only"));
+    IS(slim_session_close(session, LIMIT), 0);
+    TRUE(!slim_session_warning(NULL));
 
     session = open_session(NULL);
+    TRUE(!slim_session_warning(session));
     IS(slim_session_progress(session, NULL, 1), SLIM_ERR_INVALID);
     IS(slim_session_on_event(session, NULL, NULL), SLIM_ERR_INVALID);
     IS(slim_session_stats(session, NULL, 8), SLIM_ERR_INVALID);
