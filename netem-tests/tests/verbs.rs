@@ -51,6 +51,8 @@ mod speed;
 mod streams;
 #[path = "verbs/traffic.rs"]
 mod traffic;
+#[path = "verbs/two_hosts.rs"]
+mod two_hosts;
 #[path = "verbs/two_sessions.rs"]
 mod two_sessions;
 #[path = "../../slim-verbs/tests/sessions/usage.rs"]

@@ -4,17 +4,26 @@
 use std::{
     fs,
     io::Read,
-    os::unix::process::CommandExt,
+    num::NonZero,
+    os::{
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
+    process::{Child, Command, Stdio},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
     sched::sched_getcpu,
     sys::{
         signal::{Signal, killpg},
+        socket::{
+            AddressFamily, MsgFlags, SockFlag, SockType, recv, setsockopt, socketpair,
+            sockopt::{RcvBuf, SndBuf},
+        },
         statvfs::statvfs,
     },
     unistd::Pid,
@@ -30,6 +39,15 @@ const LONG: Duration = Duration::from_secs(2 * 3600);
 const MEMORY: u64 = 1024;
 /// Set in the guest.
 const IN_GUEST: &str = "TESTS_RUN_IN_GUEST";
+/// Set in the guest: 0, or 1 in the second of two hosts.
+const HOST: &str = "TESTS_HOST";
+/// The interface between two hosts.
+pub const LINE: &str = "vec0";
+/// Bytes of packets that are on the line.
+const LINE_BUFFER: usize = 4 << 20;
+/// The file by which host 0 has the other one ended.
+const CRASH: &str = "crash-peer";
+const NO_GUEST: &str = "scripts/netem-kernel (run by scripts/setup) has made no guest";
 
 /// Variables that the test in the guest gets, if they are set.
 const PASSED: [&str; 6] = [
@@ -86,10 +104,7 @@ pub fn only_there(test: &str) -> bool {
         return true;
     }
     match Lab::check() {
-        Ok(()) => run_again(
-            test,
-            "scripts/netem-kernel (run by scripts/setup) has made no guest",
-        ),
+        Ok(()) => run_again(test, NO_GUEST),
         Err(reason) => skip(test, reason),
     }
     false
@@ -102,29 +117,179 @@ pub fn is_guest() -> bool {
     named && std::env::var_os(IN_GUEST).is_some()
 }
 
+/// Which of two joined guests this is, 0 or 1: two hosts, with interfaces [`LINE`] between them. If it is none, `test` runs in both, and is over when
+/// this returns `None`. What host 0 finds counts.
+pub fn two_hosts(test: &str) -> Option<usize> {
+    if is_guest() {
+        return Some(std::env::var(HOST).unwrap().parse().unwrap());
+    }
+    if let Err(reason) = Lab::check() {
+        skip(test, reason);
+        return None;
+    }
+    let Some(kernel) = kernel() else {
+        skip(test, NO_GUEST);
+        return None;
+    };
+    let (near, far) = socketpair(
+        AddressFamily::Unix,
+        SockType::Datagram,
+        None,
+        SockFlag::SOCK_NONBLOCK,
+    )
+    .unwrap();
+    for end in [&near, &far] {
+        setsockopt(end, SndBuf, &LINE_BUFFER).unwrap();
+        setsockopt(end, RcvBuf, &LINE_BUFFER).unwrap();
+    }
+    let mut other = Guest::boot(&kernel, test, Some((1, &far)));
+    let mut first = Guest::boot(&kernel, test, Some((0, &near)));
+    drop(near);
+    let begin = Instant::now();
+    let mut crashed = false;
+    while !first.has_ended() && begin.elapsed() < limit() {
+        thread::sleep(Duration::from_millis(10));
+        if !crashed && first.dir.join(CRASH).exists() {
+            other.kill();
+            crashed = true;
+        }
+        if crashed {
+            // The line stays, and is silent: nobody takes what the first host sends.
+            while recv(far.as_raw_fd(), &mut [0; 64], MsgFlags::empty()).is_ok() {}
+        }
+    }
+    let (_, other) = other.end();
+    first.report(test, &format!("the other host:\n{}", of_test(&other)));
+    None
+}
+
+/// Ends the other host as a power failure does.
+pub fn crash_peer() {
+    fs::write(Path::new("/mnt").join(CRASH), "").unwrap();
+}
+
+/// The kernel for guests, if it is there.
+fn kernel() -> Option<PathBuf> {
+    let kernel = cache_dir().join("netem-kernel/linux");
+    kernel.is_file().then_some(kernel)
+}
+
 /// Runs a test in a guest. Skips it for this reason if there is none.
 fn run_again(test: &str, reason: &str) {
-    let kernel = cache_dir().join("netem-kernel/linux");
-    if !kernel.is_file() {
+    let Some(kernel) = kernel() else {
         return skip(test, reason);
+    };
+    let mut guest = Guest::boot(&kernel, test, None);
+    let begin = Instant::now();
+    while !guest.has_ended() && begin.elapsed() < limit() {
+        thread::sleep(Duration::from_millis(10));
     }
-    let (status, console) = run(&kernel, test);
-    match status.as_deref() {
-        Some("0") if console.contains(" 1 passed;") => {
-            print!("{}", of_test(&console));
-        }
-        _ => panic!("{test} failed in the guest:\n{console}"),
+    guest.report(test, "");
+}
+
+fn limit() -> Duration {
+    match soak() {
+        true => LONG,
+        false => LIMIT,
     }
 }
 
-/// Boots the kernel for one test. Returns the test program's exit status, if it came to that, and what the guest printed.
-fn run(kernel: &Path, test: &str) -> (Option<String>, String) {
-    let name = test.replace("::", "-");
-    let dir = artifacts::scratch(&format!("guest-{name}-{}", std::process::id())).unwrap();
-    let init = dir.join("init");
-    fs::write(&init, script(&dir, test)).unwrap();
-    // On one processor: the kernel and the process that it runs wait for each other all the time.
-    let processor = sched_getcpu().unwrap().to_string();
+/// A guest that runs a test.
+struct Guest {
+    child: Child,
+    dir: PathBuf,
+    readers: Vec<JoinHandle<String>>,
+}
+
+impl Guest {
+    /// Boots the kernel for one test. `host`: the number of one of two hosts, and its end of the line.
+    fn boot(kernel: &Path, test: &str, host: Option<(usize, &OwnedFd)>) -> Self {
+        let number = host.map_or(0, |(number, _)| number);
+        let name = test.replace("::", "-");
+        let name = format!("guest-{name}-{}-{number}", std::process::id());
+        let dir = artifacts::scratch(&name).unwrap();
+        let init = dir.join("init");
+        fs::write(&init, script(&dir, test, number)).unwrap();
+        let mut command = start(kernel, &dir, number);
+        if let Some((_, line)) = host {
+            let fd = line.as_raw_fd();
+            command.arg(format!(
+                "vec0:transport=fd,fd={fd},depth=64,mtu=4200,mac=02:00:00:00:00:1{number}"
+            ));
+            let keep = move || {
+                // SAFETY: the child of the fork has it, too.
+                let line = unsafe { BorrowedFd::borrow_raw(fd) };
+                fcntl(line, FcntlArg::F_SETFD(FdFlag::empty()))?;
+                Ok(())
+            };
+            // SAFETY: it makes one system call.
+            unsafe { command.pre_exec(keep) };
+        }
+        command.args(["init=/bin/sh", "--"]).arg(&init);
+        let child = command.spawn();
+        let mut child = child.unwrap_or_else(|e| panic!("{}: {e}", kernel.display()));
+        let pipes: [Box<dyn Read + Send>; 2] = [
+            Box::new(child.stdout.take().unwrap()),
+            Box::new(child.stderr.take().unwrap()),
+        ];
+        let read = |mut pipe: Box<dyn Read + Send>| {
+            thread::spawn(move || {
+                let mut text = Vec::new();
+                // What was read before an error is still of use.
+                let _ = pipe.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).replace('\r', "")
+            })
+        };
+        let readers = pipes.into_iter().map(read).collect();
+        Guest {
+            child,
+            dir,
+            readers,
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    fn kill(&mut self) {
+        // The kernel's helper processes are in its group.
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        let _ = killpg(group, Signal::SIGKILL);
+        self.child.wait().unwrap();
+    }
+
+    /// The test program's exit status, if it came to that, and what the guest has printed.
+    fn end(mut self) -> (Option<String>, String) {
+        self.kill();
+        let console: String = self
+            .readers
+            .into_iter()
+            .map(|r| r.join().unwrap())
+            .collect();
+        let status = fs::read_to_string(self.dir.join("status")).ok();
+        fs::remove_dir_all(&self.dir).unwrap();
+        (status.map(|text| text.trim().to_owned()), console)
+    }
+
+    /// Ends it, and prints what the test has printed. Panics, with what there is `besides`, if the test has failed.
+    fn report(self, test: &str, besides: &str) {
+        let (status, console) = self.end();
+        match status.as_deref() {
+            Some("0") if console.contains(" 1 passed;") => {
+                print!("{}", of_test(&console));
+            }
+            _ => panic!("{test} failed in the guest:\n{console}\n{besides}"),
+        }
+    }
+}
+
+/// The command that boots the kernel, without the arguments behind those of the kernel.
+fn start(kernel: &Path, dir: &Path, number: usize) -> Command {
+    // On one processor: the kernel and the process that it runs wait for each other all the time. The second host has another one.
+    let first = sched_getcpu().unwrap();
+    let all = thread::available_parallelism().map_or(1, NonZero::get);
+    let processor = ((first + number) % all).to_string();
     let mut command = Command::new("taskset");
     command
         .args(["-c", &processor])
@@ -141,45 +306,15 @@ fn run(kernel: &Path, test: &str) -> (Option<String>, String) {
             // Else the first program that wants random numbers waits some seconds for them.
             "random.trust_cpu=on",
         ])
-        .args(["init=/bin/sh", "--"])
-        .arg(&init)
         .env_clear()
         // The kernel has a directory of its own there while it runs.
-        .env("HOME", &dir)
-        .env("TMPDIR", memory_dir(&dir))
+        .env("HOME", dir)
+        .env("TMPDIR", memory_dir(dir))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
-    let mut child = command
-        .spawn()
-        .unwrap_or_else(|e| panic!("{}: {e}", kernel.display()));
-    let group = Pid::from_raw(child.id().cast_signed());
-    let mut readers = Vec::new();
-    let pipes: [Box<dyn Read + Send>; 2] = [
-        Box::new(child.stdout.take().unwrap()),
-        Box::new(child.stderr.take().unwrap()),
-    ];
-    for mut pipe in pipes {
-        readers.push(thread::spawn(move || {
-            let mut text = Vec::new();
-            // What was read before an error is still of use.
-            let _ = pipe.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).replace('\r', "")
-        }));
-    }
-    let begin = Instant::now();
-    let limit = if soak() { LONG } else { LIMIT };
-    while child.try_wait().unwrap().is_none() && begin.elapsed() < limit {
-        thread::sleep(Duration::from_millis(10));
-    }
-    // The kernel's helper processes are in its group.
-    let _ = killpg(group, Signal::SIGKILL);
-    child.wait().unwrap();
-    let console: String = readers.into_iter().map(|r| r.join().unwrap()).collect();
-    let status = fs::read_to_string(dir.join("status")).ok();
-    fs::remove_dir_all(&dir).unwrap();
-    (status.map(|text| text.trim().to_owned()), console)
+    command
 }
 
 /// What the test has printed, without the words of the test program: these would count as tests of their own.
@@ -190,14 +325,14 @@ fn of_test(console: &str) -> &str {
 }
 
 /// The guest's first process for this test.
-fn script(dir: &Path, test: &str) -> String {
+fn script(dir: &Path, test: &str, host: usize) -> String {
     let set = |name: &&str| {
         std::env::var(name)
             .ok()
             .map(|value| format!("{name}={}", quoted(&value)))
     };
     let mut variables: Vec<_> = PASSED.iter().filter_map(set).collect();
-    variables.push(format!("{IN_GUEST}=1"));
+    variables.push(format!("{IN_GUEST}=1 {HOST}={host}"));
     let path = |path: &Path| quoted(&path.display().to_string());
     INIT.replace("{dir}", &path(dir))
         .replace("{variables}", &variables.join(" "))
