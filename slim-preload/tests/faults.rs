@@ -265,6 +265,41 @@ fn last_bytes_before_a_close() {
     unnoticed("last_bytes", &["20"], 1);
 }
 
+/// A program closes a broken connection, and its peer finds that it has all bytes. The closing end must not take that for a reset.
+#[test]
+fn a_broken_connection_is_closed_by_one_end_and_complete_at_the_other() {
+    if !own_network("a_broken_connection_is_closed_by_one_end_and_complete_at_the_other") {
+        return;
+    }
+    let binary = compile("closed_away", &[]);
+    let log = scratch("closed-away");
+    let one = |breaks, preloaded| {
+        Program::new(&binary)
+            .env("T_ARGS", "100")
+            .env("T_BREAKS", breaks)
+            .env("T_OWN_NETWORK", "1")
+            .env("SLIM_EVENTS", &log)
+            .preloaded(preloaded)
+            .negotiation_ms(NEGOTIATED_MS)
+    };
+    let bare = pair(one("0", false), one("0", false));
+    let got = pair(one("1", true), one("1", true));
+    let bad = differences("closed_away", &bare, &got);
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    let events = Events::read(&log);
+    println!("{:?}", events.counts());
+    let ends: Vec<&str> = events.of_kind("escalate").collect();
+    let complete = |end: &&&str| end.contains("\"peer_closed\"") && end.contains("\"errno\":0");
+    assert!(ends.iter().any(|end| complete(&end)), "none was complete");
+    let other: Vec<_> = ends.iter().filter(|end| !complete(end)).collect();
+    assert!(
+        other.is_empty(),
+        "{} of {}: {other:#?}",
+        other.len(),
+        ends.len()
+    );
+}
+
 /// Other threads use the connection and meet the breaks. Calls that only query it must neither fail nor report one.
 #[test]
 fn queries_do_not_report_breaks() {

@@ -126,13 +126,13 @@ impl Endpoint {
         };
         let flow = &self.flows[&token];
         if let Some(end) = done {
-            self.end_at(now, token, received, end);
+            self.end_at(now, token, (received, sent), end);
         } else if let Some(conn) = flow.change.accepted {
             self.send_ok(now, token, conn, received, sent);
         } else if let Some(conn) = agreed {
             self.commit(now, token, conn, received, sent);
         } else if closed == Some(received) {
-            self.end_at(now, token, received, received);
+            self.end_at(now, token, (received, sent), received);
         } else {
             // Bytes are missing, or there are more than the peer said that it sent: only a resume can tell.
             if let Some(outage) = &mut self.flow(token).outage {
@@ -327,9 +327,13 @@ impl Endpoint {
 
     /// The peer has closed and forgotten the flow after sending `end` bytes, of which we have received
     /// `received`.
-    fn end_at(&mut self, now: Time, token: FlowToken, received: u64, end: u64) {
+    fn end_at(&mut self, now: Time, token: FlowToken, (received, sent): (u64, u64), end: u64) {
         if received == end {
-            self.flow(token).complete = true;
+            let flow = self.flow(token);
+            flow.complete = true;
+            // Our stream ends here, too, because nobody reads it any more. If the peer still waits for the news that we have all its
+            // bytes, it learns that from the answer `Closed` to its QUERY or RESUME.
+            flow.fin.get_or_insert((sent, FinHow::Close));
             let reason = EscalateReason::PeerClosed;
             self.escalate(now, token, reason, Verdict::Eof);
         } else {

@@ -294,6 +294,46 @@ fn a_closed_and_forgotten_flow_ends_in_good_order_if_all_bytes_came() {
     }
 }
 
+/// An application closes a flow that has lost its connection. The peer has all bytes, and is done with the flow, before the closing end
+/// can ask for a new connection. It must not be told of a reset then, although the peer's application has not closed the flow.
+#[test]
+fn an_end_that_has_closed_is_told_that_the_peer_has_everything() {
+    for released in [false, true] {
+        let mut pair = Pair::live();
+        let (sent, received) = (9, 5);
+        pair.counts[A] = Counts { received, sent };
+        pair.counts[B] = Counts {
+            received: sent,
+            sent: received,
+        };
+        pair.tcp[B] = Net::Silent;
+        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.ends[A].finish(pair.now, FLOW, sent, FinHow::Close);
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.run();
+        assert_eq!(
+            [pair.verdict(A), pair.verdict(B)],
+            [None, Some(Verdict::Eof)]
+        );
+        if released {
+            pair.ends[B].gone(pair.now, FLOW);
+        }
+        pair.tcp[B] = Net::Works;
+        pair.wait(ms(4000));
+        assert_eq!(pair.verdict(A), Some(Verdict::Eof), "{released}");
+        let refused = pair.messages(A).into_iter().any(
+            |message| matches!(message, Message::Refuse(r) if r.reason == RefuseReason::Closed(received)),
+        );
+        assert!(refused, "{released}");
+        let reason = EscalateReason::PeerClosed;
+        let last = pair.events[A].last();
+        assert!(
+            matches!(last, Some(Event::Escalate { reason: r, errno: 0, .. }) if *r == reason),
+            "{released}: {last:?}"
+        );
+    }
+}
+
 /// Bytes sent to a peer that has closed are answered by a reset. If the close was announced and all bytes have been received, no
 /// attempt is made.
 #[test]
