@@ -187,6 +187,8 @@ static void suspended(void) {
 
 // An owner that is set while the connection is away.
 static void owners(void) {
+    // A signal to this program's own group must not reach the harness.
+    setpgid(0, 0);
     set_flag(fd, 1);
     away(0);
     own(fd);
@@ -216,7 +218,6 @@ static void owners(void) {
     byte();
     tell_line("the group has ended");
     read_all(3);
-    setpgid(0, 0);
     MUST(fcntl(fd, F_SETOWN, -getpid()));
     stash();
     byte();
