@@ -9,7 +9,7 @@ pub mod program;
 
 use crate::flow::Flow;
 use crate::ops::{closing, demoting};
-use crate::{process, runtime, sys, table, transport};
+use crate::{options, process, runtime, sys, table, transport};
 use flows::Front;
 use libc::c_int;
 use program::{ExecOutcome, Program};
@@ -273,6 +273,7 @@ fn take_over_all(mut from: &[u8]) {
         // A child of that process, which has inherited the file. The session is not its own.
         return;
     }
+    options::any();
     let (Some(mut agent), Some(fronts)) = (HandedAgent::load(&mut from), Vec::load(&mut from))
     else {
         return lost(DAMAGED);

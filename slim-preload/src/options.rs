@@ -64,8 +64,9 @@ pub fn set(level: c_int, name: c_int) -> bool {
     false
 }
 
-/// There are sockets on which another process may have set any option.
+/// There are sockets on which another process, or the program before, may have set any option and an owner.
 pub fn any() {
+    owned();
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
         (0..ROWS.len()).for_each(note);
@@ -247,17 +248,18 @@ fn copy_owner(from: c_int, to: c_int) {
 }
 
 /// Signals the owner of the file `fd`: `number` has got this file, or a stand-in whose bytes come before it, and the owner has not
-/// been told that it is ready. `asynchronous`: the file gets the mode that [`without_signals`] has kept from it.
-pub fn tell_owner(fd: c_int, number: c_int, asynchronous: bool) {
-    if OWNED.load(Ordering::Relaxed) || asynchronous {
-        sys::tell_owner(fd, number, asynchronous);
+/// been told that it is ready.
+pub fn tell_owner(fd: c_int, number: c_int) {
+    if OWNED.load(Ordering::Relaxed) {
+        sys::tell_owner(fd, number);
     }
 }
 
-/// The status flags for a file that has no number of the application yet, and whether `O_ASYNC` is kept from it: the kernel's signals would report the
-/// number that it has now.
-pub fn without_signals(flags: c_int) -> (c_int, bool) {
-    (flags & !libc::O_ASYNC, flags & libc::O_ASYNC != 0)
+/// The application has closed the file `fd`, which stays open until its last bytes are delivered: it signals no more.
+pub fn disown(fd: c_int) {
+    if OWNED.load(Ordering::Relaxed) {
+        sys::set_status(fd, sys::status(fd) & !libc::O_ASYNC);
+    }
 }
 
 /// The cookies of unconnected sockets that have an option which binds them to one connection ([`Fate::Bound`]).

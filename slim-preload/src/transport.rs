@@ -12,6 +12,7 @@
 //! [placeholder](install_placeholder), which is never ready, takes the numbers first.
 
 mod fault;
+mod flags;
 mod held;
 mod over;
 
@@ -31,6 +32,7 @@ pub use fault::{
     Fault, TO_BE_ASKED, fault, found_dead, has_failed, lost_while_barred, notice, read_mailbox,
     remember, set_pending_error,
 };
+use flags::{copy_flags, with_file};
 use over::conclude;
 pub use over::{escalate, take_pending_error};
 
@@ -66,7 +68,10 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
         }
     }
     if let Some(fd) = ctl.fds.first().copied().filter(|_| registered) {
-        options::tell_owner(fd, fd, std::mem::take(&mut ctl.asynchronous));
+        if std::mem::take(&mut ctl.asynchronous) {
+            sys::set_asynchronous(fd);
+        }
+        options::tell_owner(fd, fd);
     }
     sleep::wake_all();
     swapped
@@ -243,12 +248,8 @@ pub fn install(flow: &'static Flow, new: c_int, relayed: bool) {
     }
     match (ctl.mode(), ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
-            let flags;
-            (flags, ctl.asynchronous) = options::without_signals(sys::status(ctl.flags_of(fd)));
             // The agent's connections have these flags already.
-            if flags != libc::O_RDWR | libc::O_NONBLOCK {
-                sys::set_status(new, flags);
-            }
+            copy_flags(&mut ctl, fd, new, libc::O_RDWR | libc::O_NONBLOCK);
             if std::mem::take(&mut ctl.options_set)
                 && let Some(old) = ctl.old()
             {
@@ -311,7 +312,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
                 ctl.fds.iter().for_each(|fd| e.attach(*fd));
             }
         });
-        options::tell_owner(fd, fd, false);
+        options::tell_owner(fd, fd);
         SWAPS.fetch_add(1, Ordering::SeqCst);
         sleep::wake_all();
     } else {
@@ -329,9 +330,14 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
         // The stand-in's status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(flow, ctl, file, true);
     }
-    if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
+    if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first().copied()) {
+        if asynchronous && with_file(transport, fd, sys::set_asynchronous).is_none() {
+            // These signals report a number that the application does not know. The next swap corrects that.
+            sys::set_asynchronous(transport);
+            ctl.asynchronous = true;
+        }
         // Signal the owner of the transport: the stand-in has no owner.
-        options::tell_owner(transport, *fd, asynchronous);
+        options::tell_owner(transport, fd);
     }
     ctl.clear_suspension(flow);
     ctl.show_stash();
@@ -429,8 +435,8 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         return;
     }
     if ctl.mode() == Mode::Suspended {
-        if let (Some(old), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
-            sys::set_status(old, sys::status(ctl.flags_of(*fd)));
+        if let (Some(old), Some(fd)) = (ctl.transport(), ctl.fds.first().copied()) {
+            copy_flags(&mut ctl, fd, old, sys::status(old));
         }
         // A transport that was never drained has a stash only if the flow was suspended with one. It is not exposed then.
         if ctl.receiving.stash.is_empty() || ctl.exposed().is_some() {

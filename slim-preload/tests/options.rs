@@ -4,7 +4,7 @@ mod common;
 #[path = "../src/options/table.rs"]
 mod table;
 
-use common::{NEGOTIATED_MS, Outcome, Program, compile, own_network, pair, scratch};
+use common::{NEGOTIATED_MS, Outcome, Program, compare, compile, own_network, pair, scratch};
 use std::fs;
 use std::path::Path;
 
@@ -73,6 +73,46 @@ fn signals_name_the_number_of_the_application() {
             assert_eq!(got.transcript(), want);
         }
     }
+}
+
+/// Signals of a descriptor name the same number, and come for the same bytes, as without SLIM, where no connection breaks.
+#[test]
+fn signals_are_as_without_breaks() {
+    if !own_network("signals") {
+        return;
+    }
+    let binary = compile("signals", &[]);
+    let run = |case: &str, stashed: &str, preloaded: bool| {
+        let one = || {
+            Program::new(&binary)
+                .env("T_ARGS", case)
+                .env("T_STASHED", stashed)
+                .env("T_BREAKS", if preloaded { "1" } else { "0" })
+                .env("T_OWN_NETWORK", "1")
+                .preloaded(preloaded)
+                .negotiation_ms(NEGOTIATED_MS)
+        };
+        pair(one(), one())
+    };
+    let mut bad = Vec::new();
+    for (case, stashed) in [
+        ("changed", "0"),
+        ("closed", "0"),
+        ("executed", "0"),
+        ("executed", "1"),
+        ("owners", "0"),
+        ("second", "0"),
+        ("storm", "0"),
+        ("suspended", "0"),
+        ("unread", "0"),
+    ] {
+        let (bare, got) = (run(case, stashed, false), run(case, stashed, true));
+        assert!(bare.0.ok() && bare.1.ok(), "{case} fails bare: {bare:?}");
+        for (end, bare, got) in [("server", bare.0, got.0), ("client", bare.1, got.1)] {
+            bad.extend(compare(&format!("{case} {stashed}, {end}"), &bare, &got));
+        }
+    }
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
 }
 
 /// If the application's socket has a mark (SO_MARK), so has SLIM's new connection, from its first packet on.

@@ -70,7 +70,7 @@ pub use memory::*;
 pub use offer::offered;
 pub use open::{any_number_of_later_processes, for_each_open, for_each_process};
 pub use own::OwnFd;
-pub use owner::{copy_owner, tell_owner};
+pub use owner::{copy_owner, set_asynchronous, tell_owner};
 pub use process::*;
 pub use sockets::*;
 pub use starved::RunnableThreads;

@@ -62,7 +62,7 @@ struct Away {
 /// The part of a flow that changes when its transport does.
 pub struct Ctl {
     state: CtlState,
-    /// The descriptor numbers of this flow, the application's first; usually one.
+    /// The descriptor numbers of this flow, the application's first; usually one. Signals of the flow report the first.
     pub fds: SmallVec<[c_int; 4]>,
     /// The receiving half: the stash, and the state of the present transport.
     pub receiving: ReceiveHalf,
@@ -76,7 +76,8 @@ pub struct Ctl {
     pub receives: Receives,
     /// The application has set an option while the transport was away, perhaps after the next transport got its options.
     pub options_set: bool,
-    /// The next transport gets `O_ASYNC` when it has the application's numbers.
+    /// The private transport gets `O_ASYNC` when it has the application's numbers: the kernel's signals report the number through which the
+    /// flag was set.
     pub asynchronous: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
@@ -273,6 +274,13 @@ impl Ctl {
     pub fn add_number(&mut self, fd: c_int) {
         let at = self.fds.iter().position(|n| is_closed(*n));
         self.fds.insert(at.unwrap_or(self.fds.len()), fd);
+    }
+
+    /// Makes signals report the number `fd`.
+    pub fn put_first(&mut self, fd: c_int) {
+        if let Some(at) = self.fds.iter().position(|n| *n == fd) {
+            self.fds[..=at].rotate_right(1);
+        }
     }
 
     /// Sets the private transport, and closes the previous one.
@@ -479,6 +487,11 @@ mod tests {
             (ctl.mode(), ctl.transport(), ctl.is_plain()),
             (WAITS, Some(99), false)
         );
+        ctl.add_number(1);
+        ctl.put_first(1);
+        assert_eq!(ctl.fds[..], [1, 0]);
+        ctl.put_first(0);
+        assert_eq!(ctl.fds[..], [0, 1]);
         ctl.become_plain();
         assert!(ctl.is_plain() && ctl.is_registered());
         ctl.suspend();

@@ -4,7 +4,7 @@ use crate::descriptors::{has_stream, is_internal, is_ours, open_numbers, set_str
 use crate::flow::{Ctl, Flow, Mode};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
-use crate::{epoll, listeners, runtime, sys};
+use crate::{epoll, listeners, options, runtime, sys};
 use libc::c_int;
 use slim_core::FinHow;
 use slim_core::stash::Stash;
@@ -173,6 +173,10 @@ fn remove_number(
         });
         return AfterClose::Shared;
     };
+    ctl.transport()
+        .into_iter()
+        .chain([fd])
+        .for_each(options::disown);
     // As the kernel judges, whether or not the break has been noticed.
     let queue = match ctl.mode() {
         Mode::Open => Some(fd),

@@ -3,6 +3,7 @@
 use super::closing::{finish, given_out, lingers, overwrite};
 use super::demoting::{for_stdio, hand_over};
 use crate::descriptors::{has_stream, is_ours, note_number};
+use crate::flow::Mode;
 use crate::table::{self, Entry};
 use crate::transport::CtlGuard;
 use crate::{epoll, listeners, options, runtime, sys};
@@ -138,8 +139,12 @@ fn on_flags(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
     f(ctl.as_ref().map_or(fd, |ctl| ctl.flags_of(fd)))
 }
 
-/// Runs `f` on the descriptor of the transport whose options and owner a new one takes over: usually the number itself.
+/// Runs `f`, which asks for the owner or sets it, on the descriptor of the transport whose owner a new one takes over: usually the
+/// number itself.
 pub fn on_transport(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
-    let ctl = ctl_of(fd);
+    let mut ctl = ctl_of(fd);
+    if let Some(ctl) = &mut ctl {
+        ctl.options_set |= ctl.mode() == Mode::Suspended;
+    }
     f(ctl.as_ref().map_or(fd, |ctl| ctl.kept_under(fd)))
 }

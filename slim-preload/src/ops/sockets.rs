@@ -432,7 +432,7 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -
             options::owned();
             Ioctl::Returned(duplicating::on_transport(fd, real))
         }
-        libc::FIONBIO => Ioctl::Returned(match table::entry(fd) {
+        libc::FIONBIO | libc::FIOASYNC => Ioctl::Returned(match table::entry(fd) {
             Entry::Flow(flow) => flow.set_mode(fd, real),
             _ => real(fd),
         }),
@@ -444,7 +444,7 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
 fn answered(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Option<Ioctl> {
-    let known = [libc::FIONREAD, libc::TIOCOUTQ, libc::FIOASYNC, SIOCATMARK];
+    let known = [libc::FIONREAD, libc::TIOCOUTQ, SIOCATMARK];
     if !known.contains(&request) {
         return None;
     }
@@ -457,7 +457,6 @@ fn answered(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) ->
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode(), request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
-        (Mode::Suspended, libc::FIOASYNC) => returned(ctl.flags_of(fd)),
         // A flow with an urgent byte is plain TCP.
         (_, SIOCATMARK) => number(0),
         // The number of unread bytes is what the next read gives: the bytes in an old transport that is not drained yet; or the

@@ -6,6 +6,7 @@
 //! a number, or tells the peer something) first checks that the file under the number is the one that was put there. If it
 //! is not, the application has closed the number.
 
+use super::flags::set_flags;
 use super::unmanage;
 use crate::flow::{Ctl, Flow, Mode};
 use crate::{epoll, runtime, sys, table};
@@ -73,13 +74,13 @@ impl Flow {
         }
     }
 
-    /// Runs `set`, which may change whether calls on the flow's number `fd` block, on the descriptor that has the status flags.
-    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce(c_int) -> c_int) -> c_int {
-        let Some(ctl) = self.ctl_of(fd) else {
+    /// Runs `set`, which changes status flags of the flow's number `fd`, perhaps whether calls on it block.
+    pub fn set_mode(&'static self, fd: c_int, set: impl Fn(c_int) -> c_int) -> c_int {
+        let Some(mut ctl) = self.ctl_of(fd) else {
             return set(fd);
         };
         self.set_never_waits(false);
-        let r = set(ctl.flags_of(fd));
+        let r = set_flags(&mut ctl, fd, set);
         let known =
             !self.forked.load(Ordering::SeqCst) && sys::keep_errno(|| ctl.is_nonblocking(fd));
         self.set_never_waits(known);

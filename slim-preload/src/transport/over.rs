@@ -1,5 +1,6 @@
 //! Escalation: what the numbers of a flow show after it is given up.
 
+use super::flags::copy_flags;
 use super::{CtlGuard, abort, drain, swap_in, unmanage};
 use crate::addr::Name;
 use crate::flow::{Ctl, Flow, Mode, Then};
@@ -98,7 +99,9 @@ fn install_stand_in(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
         return ctl.set_transport(None);
     };
     let exposed = ctl.exposed();
-    let flags = sys::status(ctl.flags_of(fd));
+    if let Some(file) = file.or(ctl.transport()) {
+        copy_flags(ctl, fd, file, sys::status(file));
+    }
     let old = ctl.take_transport();
     let Some(file) = file.or(old) else {
         for e in ctl.epolls.iter().filter(|_| exposed.is_some()) {
@@ -107,7 +110,6 @@ fn install_stand_in(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
         return;
     };
     let before = old.unwrap_or(fd);
-    sys::set_status(file, flags);
     if before != file {
         // Errors do not matter: a connection that is over sends nothing.
         let _ = options::copy(before, file, &mut ctl.receives);
