@@ -38,14 +38,14 @@ fn build() -> PathBuf {
         .expect("it is in the target directory");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let out = Command::new(&cargo)
-        .args(["build", "--profile", "fast", "--lib", "--target-dir"])
+        .args(["build", "--release", "--lib", "--target-dir"])
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap_or_else(|e| panic!("cannot run {}: {e}", cargo.display()));
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "the library cannot be built: {said}");
-    target.join("fast/libslim_preload.so")
+    target.join("release/libslim_preload.so")
 }
 
 /// A new path below cargo's directory for test files.
