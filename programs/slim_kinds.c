@@ -7,8 +7,8 @@
  * It works for SECONDS, and then for as long as there is a FILE.
  *
  *   sizes    0 B to 16 MiB between neighbours in both directions; every other word of a vector; reductions, all-to-all
- *   long     128 KiB to 16 MiB between neighbours, in memory that is mapped for this round and unmapped after it, often at the same place;
- *            with another content a second time, while there may be a child of a fork; received as every other word of a vector
+ *   long     128 KiB to 16 MiB between neighbours, in memory that is mapped for this round and unmapped after it, often at the same place, or lies
+ *            at the end of the heap, which shrinks after the round; with another content a second time, while there may be a child of a fork; received as every other word of a vector
  *   threads  MPI_THREAD_MULTIPLE: four threads of each rank, each with messages and collectives of its own
  *   compute  each rank sends three messages to the next one at once, and then computes for a while without calling MPI. The
  *            next one must have them all long before that ends: otherwise they count as wrong
@@ -20,6 +20,7 @@
 #include <mpi.h>
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -135,13 +136,32 @@ static uint64_t *mapped(size_t bytes)
     return at;
 }
 
+/* Memory that is gone after the round: in odd rounds at the end of the heap. */
+static uint64_t *passing(uint64_t round, size_t bytes)
+{
+    if (round % 2 == 0)
+        return mapped(bytes);
+    uint64_t *at = malloc(bytes);
+    if (!at)
+        abort();
+    return at;
+}
+
+static void pass(uint64_t round, uint64_t *at, size_t bytes)
+{
+    if (round % 2 == 0)
+        munmap(at, bytes);
+    else
+        free(at);
+}
+
 /* Long messages in memory that comes and goes, and that a child of a fork shares for a while. */
 static void long_messages(uint64_t round)
 {
     static const size_t lengths[] = {131072, 1u << 20, 200000 * 8, 16u << 20};
     size_t bytes = lengths[round % 4], words = bytes / 8;
     int to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
-    uint64_t *out = mapped(bytes), *in = mapped(2 * bytes);
+    uint64_t *out = passing(round, bytes), *in = passing(round, 2 * bytes);
     MPI_Datatype every_other;
     pid_t child = -1;
 
@@ -174,8 +194,8 @@ static void long_messages(uint64_t round)
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
     }
-    munmap(out, bytes);
-    munmap(in, 2 * bytes);
+    pass(round, in, 2 * bytes);
+    pass(round, out, bytes);
 }
 
 /* One thread's messages of a round: several at a time, of all sizes up to the rendezvous protocol. */
@@ -312,6 +332,11 @@ int main(int argc, char **argv)
     uint64_t *out = malloc(MAX_WORDS * 8), *in = malloc(MAX_WORDS * 8);
     if (!out || !in)
         return 2;
+    if (is_long) {
+        /* All but the longest memory is of the heap, and what is free at its end goes back to the kernel at once. */
+        mallopt(M_MMAP_THRESHOLD, 32 << 20);
+        mallopt(M_TRIM_THRESHOLD, 0);
+    }
     for (int t = 0; t < THREADS; t++)
         MPI_Comm_dup(MPI_COMM_WORLD, &comms[t]);
     MPI_Barrier(MPI_COMM_WORLD);

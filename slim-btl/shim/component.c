@@ -12,6 +12,7 @@ struct slim_btl_module *slim_btl;
 static char *if_include, *if_exclude, *transports, *verbs_ports;
 static int verbose;
 static size_t get_size;
+static bool keeps_memory;
 
 void slim_btl_log(int level, const char *text, size_t len)
 {
@@ -78,6 +79,11 @@ static int slim_register(void)
     parameter("verbs_get_size",
               "Least bytes of a message that the receiver reads out of the sender's memory over verbs, without a copy; 0: none",
               MCA_BASE_VAR_TYPE_SIZE_T, &get_size);
+    keeps_memory = false;
+    parameter("verbs_keep_memory",
+              "Whether memory stays registered after such a message, for the next one: only for programs whose memory goes away by calls that "
+              "Open MPI notices",
+              MCA_BASE_VAR_TYPE_BOOL, &keeps_memory);
     verbose = 0;
     parameter("verbose", "Messages of the component: 0 errors, 1 where it listens and what is odd, 2 each connection",
               MCA_BASE_VAR_TYPE_INT, &verbose);
@@ -121,7 +127,7 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     if (NULL == slim_btl) {
         return NULL;
     }
-    reads = slim_btl_offer_get(&mca_btl_slim_module, get_size);
+    reads = slim_btl_offer_get(&mca_btl_slim_module, get_size, keeps_memory);
     len = slim_btl_blob(slim_btl, reads, blob, sizeof blob);
     modules = malloc(sizeof *modules);
     rc = OPAL_ERROR;

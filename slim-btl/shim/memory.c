@@ -1,4 +1,4 @@
-/* Long messages without a copy (btl_get): memory that is registered with adapters, kept in Open MPI's cache of registrations. */
+/* Long messages without a copy (btl_get): memory that is registered with adapters, by Open MPI's cache of registrations. */
 #include "slim_btl.h"
 
 #include <string.h>
@@ -19,6 +19,8 @@ struct slim_registration {
 
 static mca_rcache_base_module_t *rcache;
 static size_t least;
+/* MCA_RCACHE_FLAGS_CACHE_BYPASS: a registration ends with its message. */
+static uint32_t cache_flags;
 /* Of memory that cannot be registered. */
 static mca_btl_base_registration_handle_t none;
 
@@ -59,7 +61,7 @@ static mca_btl_base_registration_handle_t *slim_register_mem(mca_btl_base_module
     if (sends && (size < least || MCA_BTL_ENDPOINT_ANY == endpoint || !slim_btl_is_read(endpoint))) {
         return NULL;
     }
-    if (OPAL_SUCCESS != rcache->rcache_register(rcache, base, size, 0, access, (mca_rcache_base_registration_t **)&registration)) {
+    if (OPAL_SUCCESS != rcache->rcache_register(rcache, base, size, cache_flags, access, (mca_rcache_base_registration_t **)&registration)) {
         /* A receiver that gets nothing here would try again when something else is over, perhaps never. The get fails, and the message is sent. */
         return sends ? NULL : &none;
     }
@@ -100,7 +102,7 @@ static int slim_get(mca_btl_base_module_t *btl, struct mca_btl_base_endpoint_t *
     return OPAL_SUCCESS;
 }
 
-bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes)
+bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes, bool keeps)
 {
     mca_rcache_base_resources_t resources = {
         .cache_name = "slim",
@@ -118,6 +120,10 @@ bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes)
         return false;
     }
     least = least_bytes;
+    /* A kept registration is of pages, not of addresses. If other pages come to these addresses and the cache does not notice, the bytes of a message are
+     * wrong. It notices what Open MPI's hooks see. They do not see a heap that shrinks where UCX has put its own `sbrk` in the place of libc's (Open MPI
+     * 5.0 with UCX), nor system calls without libc, `mremap` to a place in use, and files that are cut. */
+    cache_flags = keeps ? 0 : MCA_RCACHE_FLAGS_CACHE_BYPASS;
     btl->btl_get = slim_get;
     btl->btl_register_mem = slim_register_mem;
     btl->btl_deregister_mem = slim_deregister_mem;

@@ -105,8 +105,8 @@ void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len)
 void slim_btl_print(void);
 
 /* memory.c */
-/* Returns whether this process can read the memory of peers, and they its own. */
-bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes);
+/* Returns whether this process can read the memory of peers, and they its own. `keeps`: memory stays registered after its message. */
+bool slim_btl_offer_get(mca_btl_base_module_t *btl, size_t least_bytes, bool keeps);
 void slim_btl_end_get(void);
 
 /* lost.c */
