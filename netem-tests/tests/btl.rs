@@ -115,6 +115,7 @@ fn ompi_info_documents_the_parameters() {
         "transports",
         "verbs_ports",
         "verbs_get_size",
+        "verbs_keep_memory",
         "verbose",
         "eager_limit",
         "rndv_eager_limit",

@@ -174,7 +174,7 @@ pub(super) unsafe fn register(
     let mr = unsafe { (port.device.library.ibv_reg_mr)(port.pd, at, len, access) };
     match mr.is_null() {
         true => Err(failed(
-            "ibv_reg_mr (RLIMIT_MEMLOCK limits the memory that can be registered)",
+            "ibv_reg_mr (if there is no memory: RLIMIT_MEMLOCK limits what can be registered)",
         )),
         false => Ok(mr),
     }
