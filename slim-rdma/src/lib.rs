@@ -2,7 +2,7 @@
 //!
 //! This crate is the data half: it decides which work to post, and what each completion means; and it is how two processes agree on a queue pair
 //! ([`agreement`]). An adapter is whatever implements
-//! [`Verbs`]: those of libibverbs ([`ibverbs`]), and some in memory for tests ([`in_memory`]). No front end uses this crate yet.
+//! [`Verbs`]: those of libibverbs ([`ibverbs`]), and some in memory for tests ([`in_memory`]).
 //! `docs/VERBS.md` has the design and the reasons.
 //!
 //! Each side has a ring of registered memory, into which the peer writes the bytes of the stream by RDMA WRITE with immediate data. The

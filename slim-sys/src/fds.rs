@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
 use crate::copies::joined;
-use crate::owner::{set_signal, signal_of};
+use crate::sigio::{set_signal, signal_of};
 use crate::{at, limit, numbers};
 
 const WORDS: usize = 1024;

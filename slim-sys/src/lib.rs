@@ -10,7 +10,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`raw`] | the system call instruction |
-//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, `open`, [`proc`] | system calls by subject; all but `proc` are exported at the root of the crate |
+//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `sigio`, `wake`, `memory`, `open`, [`proc`] | system calls by subject; all but `proc` are exported at the root of the crate |
 //! | `identity` | the identity of the socket behind a descriptor |
 //! | `fence` | a memory fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
@@ -43,6 +43,7 @@ mod open;
 mod own;
 mod owner;
 mod process;
+mod sigio;
 mod sockets;
 mod starved;
 mod tcp;

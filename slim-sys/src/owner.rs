@@ -1,12 +1,11 @@
 //! Signal-driven I/O: a descriptor's owner gets a signal when the descriptor is ready (fcntl(2), `F_SETOWN`).
 
 use crate::open::for_each_process;
-use crate::{Errno, pid, set_status, status};
+use crate::sigio::{set_signal, signal_of};
+use crate::{pid, set_status, status};
 use libc::c_int;
 
 /// As in `asm-generic/fcntl.h`; the libc crate lacks them for some targets.
-const F_SETSIG: c_int = 10;
-const F_GETSIG: c_int = 11;
 const F_SETOWN_EX: c_int = 15;
 const F_GETOWN_EX: c_int = 16;
 /// `SI_SIGIO`: the `si_code` of a signal that reports a descriptor.
@@ -33,18 +32,6 @@ struct SignalInfo {
     _rest: [c_int; 25],
 }
 const _: () = assert!(size_of::<SignalInfo>() == 128);
-
-/// The signal that the owner of a descriptor gets (`F_GETSIG`); 0 means `SIGIO`.
-pub(crate) fn signal_of(fd: c_int) -> Result<c_int, Errno> {
-    // SAFETY: no memory is passed.
-    unsafe { call!(libc::SYS_fcntl, fd, F_GETSIG) }.map(|signal| signal as c_int)
-}
-
-/// Sets the signal that the owner of a descriptor gets (`F_SETSIG`).
-pub(crate) fn set_signal(fd: c_int, signal: c_int) {
-    // SAFETY: no memory is passed.
-    let _ = unsafe { call!(libc::SYS_fcntl, fd, F_SETSIG, signal) };
-}
 
 /// The owner and its signal. The owner's number is 0 if there is none, or if it has ended.
 fn owner(fd: c_int) -> Option<(SignalOwner, c_int)> {
