@@ -11,6 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{PoisonError, RwLock},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -131,6 +132,7 @@ pub fn two_hosts(test: &str) -> Option<usize> {
         skip(test, NO_GUEST);
         return None;
     };
+    let _alone = GUESTS.write().unwrap_or_else(PoisonError::into_inner);
     let (near, far) = socketpair(
         AddressFamily::Unix,
         SockType::Datagram,
@@ -174,11 +176,16 @@ fn kernel() -> Option<PathBuf> {
     kernel.is_file().then_some(kernel)
 }
 
+/// Held by tests in guests. Two hosts take both processors of a small machine, so nothing else of this program runs beside them: tests that race with a guest's traffic
+/// would lose.
+static GUESTS: RwLock<()> = RwLock::new(());
+
 /// Runs a test in a guest. Skips it for this reason if there is none.
 fn run_again(test: &str, reason: &str) {
     let Some(kernel) = kernel() else {
         return skip(test, reason);
     };
+    let _turn = GUESTS.read().unwrap_or_else(PoisonError::into_inner);
     let mut guest = Guest::boot(&kernel, test, None);
     let begin = Instant::now();
     while !guest.has_ended() && begin.elapsed() < limit() {

@@ -53,7 +53,7 @@ const ACKNOWLEDGE: u8 = 0x11;
 /// Numbers of packets have 24 bits.
 const PSN: u32 = 0x00ff_ffff;
 /// So many numbers from the next one on are tried at once.
-const RUN: u32 = 16;
+const RUN: u32 = 64;
 /// How long each attempt listens for packets.
 const LISTEN: Duration = Duration::from_millis(20);
 /// How often the kernel is asked for the state of the queue pair: a NAK may be lost.
