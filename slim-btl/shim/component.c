@@ -75,7 +75,7 @@ static int slim_register(void)
               "Ports of adapters to use for verbs, separated by commas (for example \"mlx5_0,mlx5_1:2\"); empty: all that have a "
               "link",
               MCA_BASE_VAR_TYPE_STRING, &verbs_ports);
-    get_size = 128 * 1024;
+    get_size = 256 * 1024;
     parameter("verbs_get_size",
               "Least bytes of a message that the receiver reads out of the sender's memory over verbs, without a copy; 0: none",
               MCA_BASE_VAR_TYPE_SIZE_T, &get_size);
