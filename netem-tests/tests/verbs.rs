@@ -62,6 +62,7 @@ mod waiting_jobs;
 
 use std::{
     os::fd::BorrowedFd,
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
@@ -105,6 +106,15 @@ fn wait<T>(what: &str, limit: Duration, mut found: impl FnMut() -> Option<T>) ->
         assert!(begin.elapsed() < limit, "{what}: not after {limit:?}");
         thread::yield_now();
     }
+}
+
+/// Waits for the end of a program, which must succeed. Returns its output and what it has said on its standard error.
+fn succeeds(running: Child) -> [String; 2] {
+    let output = running.wait_with_output().unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    println!("{}{}", text[0], text[1]);
+    assert!(output.status.success(), "{:?}", output.status);
+    text
 }
 
 /// Destroys both queue pairs, and so all that the adapters have made.

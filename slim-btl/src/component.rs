@@ -11,15 +11,15 @@ use slim::Config;
 use slim_rdma::ibverbs::ProgramAccess;
 use slim_verbs::{KEYS_LEN, MemoryAtPorts, MemoryKeys, TransportKinds};
 
-/// `SLIM_BTL_KEYS` of the shim.
-const _: () = assert!(KEYS_LEN == 80);
-
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
 use crate::gets::{GetBytes, GetCallback};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
 use crate::report;
+
+/// `SLIM_BTL_KEYS` of the shim.
+const _: () = assert!(KEYS_LEN == 80);
 
 /// How long a connection may last without a hello: the connector may compute before it sends one.
 const HELLO_LIMIT: Duration = Duration::from_secs(60);

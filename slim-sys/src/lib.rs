@@ -10,7 +10,8 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`raw`] | the system call instruction |
-//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `sigio`, `wake`, `memory`, `open`, [`proc`] | system calls by subject; all but `proc` are exported at the root of the crate |
+//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, `open`, [`proc`] | system calls by subject; all but `proc` are exported at the root of the crate |
+//! | `sigio` | the signal that the owner of a descriptor gets |
 //! | `identity` | the identity of the socket behind a descriptor |
 //! | `fence` | a memory fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |

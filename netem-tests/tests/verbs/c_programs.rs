@@ -9,7 +9,7 @@ use std::{
 use super::{
     common::guest::is_guest,
     openmpi::{SOON, queue_pairs},
-    rxe, wait,
+    rxe, succeeds, wait,
 };
 
 /// The program runs for as long as there is this file.
@@ -62,9 +62,6 @@ fn flows_of_a_program_in_c_go_over_queue_pairs_and_survive_them() {
         wait("back on queue pairs", SOON, are(2));
     }
     fs::remove_file(GOES_ON).unwrap();
-    let output = running.wait_with_output().unwrap();
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    println!("{}{}", text[0], text[1]);
-    assert!(output.status.success(), "{:?}", output.status);
-    assert!(text[0].contains("bytes were right"));
+    let [out, _] = succeeds(running);
+    assert!(out.contains("bytes were right"));
 }

@@ -14,7 +14,7 @@ use slim_lab::{
     skip::skip,
 };
 
-use super::{common::guest::is_guest, rxe, shell, wait};
+use super::{common::guest::is_guest, rxe, shell, succeeds, wait};
 
 /// The ranks work for as long as there is this file.
 const GOES_ON: &str = "/run/tmp/goes-on";
@@ -121,12 +121,9 @@ fn survives_silences(test: &str, flavor: Flavor, kind: &str, arguments: &[&str])
         println!("back on queue pairs after {:?}", begun.elapsed());
     }
     fs::remove_file(GOES_ON).unwrap();
-    let output = running.wait_with_output().unwrap();
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    println!("{}{}", text[0], text[1]);
-    assert!(output.status.success(), "{:?}", output.status);
-    assert!(text[0].contains("DONE"));
-    Some(Reads::of(&text[1]))
+    let [out, err] = succeeds(running);
+    assert!(out.contains("DONE"));
+    Some(Reads::of(&err))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use slim_lab::{
 
 use super::{
     openmpi::{SOON, component},
-    rxe, shell, wait,
+    rxe, shell, succeeds, wait,
 };
 
 /// The ranks work for as long as there is this file.
@@ -102,9 +102,6 @@ fn each_rail_is_on_queue_pairs_of_its_line() {
     println!("a line without link: {:?}", by_line());
     rxe.up(0);
     fs::remove_file(GOES_ON).unwrap();
-    let output = running.wait_with_output().unwrap();
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    println!("{}{}", text[0], text[1]);
-    assert!(output.status.success(), "{:?}", output.status);
-    assert!(text[0].contains("DONE"));
+    let [out, _] = succeeds(running);
+    assert!(out.contains("DONE"));
 }
