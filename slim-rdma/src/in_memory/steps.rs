@@ -168,10 +168,9 @@ impl FabricState {
             Cargo::Read { region, at, len } => self.memories.bytes(*region, *at, *len).to_vec(),
             Cargo::Asked { .. } => Vec::new(),
         };
+        let asks = matches!(packet.cargo, Cargo::Asked { .. });
         let answer = match packet.cargo {
-            Cargo::Asked { len } => {
-                Some(self.memories.readable(packet.to, len).map(<[u8]>::to_vec))
-            }
+            Cargo::Asked { len } => self.memories.readable(packet.to, len).map(<[u8]>::to_vec),
             _ => None,
         };
         let spot = self.memories.accept(packet.to, bytes.len());
@@ -191,21 +190,21 @@ impl FabricState {
             return PacketFate::NotReady(packet);
         }
         self.moves += 1;
-        let spot = match spot {
-            Some(spot) if answer.is_none() => Some(spot),
-            _ if bytes.is_empty() && answer != Some(None) => None,
-            _ => {
-                self.tallies.refused += 1;
-                let (host, dest) = (pair.host, packet.dest);
-                self.fail(dest, WorkError::Flushed);
-                self.events
-                    .push_back((host, AdapterEvent::PairFailed(dest)));
-                self.ring_for_report(host);
-                return PacketFate::Refused;
-            }
+        let allowed = match asks {
+            true => answer.is_some(),
+            false => spot.is_some() || bytes.is_empty(),
         };
+        if !allowed {
+            self.tallies.refused += 1;
+            let (host, dest) = (pair.host, packet.dest);
+            self.fail(dest, WorkError::Flushed);
+            self.events
+                .push_back((host, AdapterEvent::PairFailed(dest)));
+            self.ring_for_report(host);
+            return PacketFate::Refused;
+        }
         pair.psn[1] = (pair.psn[1] + 1) % (1 << 24);
-        if let Some(Some(bytes)) = answer {
+        if let Some(bytes) = answer {
             return PacketFate::Answered(bytes);
         }
         let serial = pair.serial;
