@@ -223,13 +223,19 @@ impl Stream {
     /// delivers the rest. Only a resume tells whether a relayed transport has delivered it, and only a resume tells the peer of such a
     /// transport where the stream ends. So it counts as broken until one has done both.
     pub fn delivery(&self, fd: c_int) -> Delivery {
-        let unacked = self.undelivered_on(fd).unwrap_or(0);
+        let mut unacked = self.undelivered_on(fd).unwrap_or(0);
+        // Both sides have ended the connection, or it is broken. The count is final now: the last acknowledgement may have come after the
+        // first count.
+        let over = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
+        if over {
+            unacked = self.undelivered_on(fd).unwrap_or(0);
+        }
         // While calls are barred a resume may be under way that does not tell the end yet. And nothing is trimmed then: the peer has been
         // told what the replay buffer holds.
         let believed = !self.is_barred();
         let dead = match self.is_relayed() {
             true => !(believed && self.will_tell_end()) || unacked > 0,
-            false => unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE),
+            false => over && unacked > 0,
         };
         // The peer has sent bytes to a closed descriptor. The kernel answers these with a reset when we close the transport.
         if !dead && (unacked == 0 || sys::readable(fd) > 0) {
@@ -414,6 +420,31 @@ mod tests {
         while !matches!(stream.delivery(fd), Delivery::Broken(_)) {
             assert!(begun.elapsed() < Duration::from_secs(10));
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The acknowledgement of the last bytes closes a connection that both sides have ended. It may come between two questions to the
+    /// kernel.
+    #[test]
+    fn delivery_is_done_when_the_last_acknowledgement_closes_the_connection() {
+        for n in 0..2_000 {
+            let (stream, _, near, mut far) = stream();
+            let fd = near.as_raw_fd();
+            far.set_nonblocking(true).unwrap();
+            let reader = std::thread::spawn(move || {
+                let (mut piece, mut got) = ([0; 4096], 0);
+                while got < 4096 {
+                    got += far.read(&mut piece).unwrap_or(0);
+                }
+            });
+            assert!(stream.enter());
+            assert_eq!(stream.send(fd, &[7; 4096], || {}), Ok(4096));
+            near.shutdown(std::net::Shutdown::Write).unwrap();
+            while let owed @ (Delivery::Undelivered(_) | Delivery::Broken(_)) = stream.delivery(fd)
+            {
+                assert!(matches!(owed, Delivery::Undelivered(_)), "connection {n}");
+            }
+            reader.join().unwrap();
         }
     }
 
