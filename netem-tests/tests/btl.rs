@@ -356,4 +356,19 @@ mod open_mpi_5 {
     fn a_lost_peer_ends_the_job_with_one_line() {
         lost_peer(OpenMpi5Components);
     }
+
+    /// Open MPI writes two bytes behind the first message on a communicator that was made out of a session.
+    #[test]
+    fn communicators_of_sessions_work_from_their_first_message_on() {
+        let Some(bench) = ComponentBench::new("sessions", OpenMpi5Components) else {
+            return;
+        };
+        let program = bench.bench.mpi.build_program("slim_sessions.c");
+        let lab = bench.lab();
+        let job = bench.job_of(&lab, program.expect("build a test program"), 2);
+        let job = job.arg("30");
+        let what = || "2 ranks, communicators of a session".into();
+        let outcome = bench.bench.run(&lab, &job, LIMIT, |_| what());
+        assert_undisturbed("sessions", &lab, &outcome, 2);
+    }
 }

@@ -9,6 +9,9 @@ use crate::hdr::{FrameHeader, HEADER};
 const READ: usize = 64 << 10;
 /// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings.
 const BYTES: usize = 256 << 10;
+/// Bytes behind a payload that a callback may write to. For a message without data, `ob1` of Open MPI 5.0 sets a field of the header that would follow:
+/// `mca_pml_ob1_recv_frag_callback_cid` writes two bytes behind the segment.
+const BEHIND: usize = HEADER;
 
 /// The received bytes are not a sequence of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +49,19 @@ impl FrameReader {
             (self.start, self.end) = (0, 0);
         }
         // A frame that has begun stays where it is if the rest of it fits behind it.
-        if self.buf.len() - self.start < self.wanted.max(HEADER) || self.end == self.buf.len() {
+        let mut limit = self.buf.len().saturating_sub(BEHIND);
+        if limit - self.start < self.wanted.max(HEADER) || self.end == limit {
             self.buf.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             let needed = self.wanted.max(BYTES);
-            if self.buf.len() < needed {
-                self.buf.resize(needed, 0);
+            if limit < needed {
+                limit = needed;
+                self.buf.resize(limit + BEHIND, 0);
             }
         }
         // Of a long frame only the rest is read, so that nothing has to be moved.
         let most = self.wanted.saturating_sub(self.end - self.start).max(READ);
-        let until = self.buf.len().min(self.end + most);
+        let until = limit.min(self.end + most);
         &mut self.buf[self.end..until]
     }
 
@@ -91,6 +96,16 @@ impl FrameReader {
         self.start += self.wanted;
         self.wanted = 0;
         Ok(Some((header, payload)))
+    }
+
+    /// Gives `callback` the payload that [`next_frame`](Self::next_frame) has found, and [`BEHIND`] bytes behind it. It may change all of
+    /// these bytes; those behind the payload, which belong to the next frame, are restored.
+    pub fn deliver(&mut self, at: Range<usize>, callback: impl FnOnce(&mut [u8])) {
+        let until = at.end + BEHIND;
+        let mut kept = [0; BEHIND];
+        kept.copy_from_slice(&self.buf[at.end..until]);
+        callback(&mut self.buf[at.start..until]);
+        self.buf[at.end..until].copy_from_slice(&kept);
     }
 
     /// The payload that [`next_frame`](Self::next_frame) has found.
@@ -153,7 +168,10 @@ mod tests {
             at += n;
             while let Some((header, range)) = reader.next_frame(MAX_PAYLOAD).unwrap() {
                 assert_eq!(header.tag, got as u8);
-                assert!(reader.payload(range) == sent[got], "frame {got}");
+                reader.deliver(range, |payload| {
+                    assert!(payload[..header.len] == sent[got], "frame {got}");
+                    payload.fill(0xff);
+                });
                 got += 1;
             }
         }
@@ -180,7 +198,7 @@ mod tests {
         reader.filled(HEADER);
         assert_eq!(reader.next_frame(MAX_PAYLOAD - 1), Err(NoFrame));
         reader.room();
-        assert_eq!(reader.buf.len(), BYTES);
+        assert_eq!(reader.buf.len(), BYTES + BEHIND);
         assert_eq!(reader.next_frame(MAX_PAYLOAD), Ok(None));
     }
 }

@@ -339,11 +339,12 @@ impl BtlModule {
                 if !self.hears_of(endpoint) {
                     return true;
                 }
-                let payload = link.reader.payload(at);
-                let (data, len) = (payload.as_mut_ptr(), payload.len());
                 let endpoint = Arc::as_ptr(endpoint).cast();
-                // SAFETY: the payload belongs to the callback until it returns: only this thread makes progress meanwhile.
-                unsafe { (self.upcalls.deliver)(endpoint, header.tag, data, len) };
+                link.reader.deliver(at, |payload| {
+                    let data = payload.as_mut_ptr();
+                    // SAFETY: the payload belongs to the callback until it returns: only this thread makes progress meanwhile.
+                    unsafe { (self.upcalls.deliver)(endpoint, header.tag, data, header.len) };
+                });
                 true
             }
             (LinkStage::Up, FrameKind::Goodbye) => {
