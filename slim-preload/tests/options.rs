@@ -100,6 +100,7 @@ fn signals_are_as_without_breaks() {
         ("closed", "0"),
         ("executed", "0"),
         ("executed", "1"),
+        ("first_group", "0"),
         ("owners", "0"),
         ("second", "0"),
         ("storm", "0"),
