@@ -101,6 +101,7 @@ fn signals_are_as_without_breaks() {
         ("closed", "0"),
         ("executed", "0"),
         ("executed", "1"),
+        ("executing", "0"),
         ("first_group", "0"),
         ("full", "0"),
         ("owners", "0"),
