@@ -38,6 +38,8 @@ pub struct SlimSession {
 
 /// Bytes of the options that the first version had.
 const FIRST_OPTIONS: usize = mem::offset_of!(SlimOptions, transports);
+/// More than any version will have: a program that has not set the size gives some other number.
+const MOST_OPTIONS: usize = 4096;
 
 impl ApiHandle for SlimSession {
     fn health(&self) -> &Health {
@@ -105,7 +107,9 @@ unsafe fn read_options(
     }
     // SAFETY: the size is the first field of every version.
     let size = unsafe { ptr::read(options.cast::<usize>()) };
-    if size < FIRST_OPTIONS {
+    // No version ends within an option.
+    let whole = size.is_multiple_of(mem::align_of::<SlimOptions>());
+    if !whole || !(FIRST_OPTIONS..=MOST_OPTIONS).contains(&size) {
         return Err(Refusal::INVALID);
     }
     // SAFETY: the program says that the structure has this size.

@@ -36,8 +36,27 @@ use flags::{copy_flags, with_file};
 use over::conclude;
 pub use over::{escalate, take_pending_error};
 
-/// Grows with every swap, so that a call that slept in poll or select knows that it must look again.
+/// Changes with every swap, so that a call that slept in poll or select knows that it must look again. Also changes when a private file gets a number
+/// [for a moment](flags::with_file), and when it has it no more.
 pub static SWAPS: AtomicU64 = AtomicU64::new(0);
+/// What a swap adds to [`SWAPS`].
+const SWAP: u64 = 1 << 32;
+/// What a file that has a number for a moment adds meanwhile. There are never 256 at a time.
+const SHOWN: u64 = 1;
+/// What is added when it has the number no more.
+const WAS_SHOWN: u64 = 1 << 8;
+
+/// Whether there was a swap since [`SWAPS`] was `swaps`.
+#[inline(always)]
+pub fn swapped(swaps: u64) -> bool {
+    SWAPS.load(Ordering::Acquire) / SWAP != swaps / SWAP
+}
+
+/// Whether the files under all numbers are those that were there when [`SWAPS`] was `swaps`, and none has a number for a moment only.
+#[inline(always)]
+pub fn unswapped(swaps: u64) -> bool {
+    swaps.is_multiple_of(WAS_SHOWN) && SWAPS.load(Ordering::Acquire) == swaps
+}
 
 /// The control part of a flow, locked.
 pub type CtlGuard = Guard<'static, Ctl>;
@@ -59,7 +78,7 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
         flow.set_under(file);
         swapped
     });
-    SWAPS.fetch_add(1, Ordering::SeqCst);
+    SWAPS.fetch_add(SWAP, Ordering::SeqCst);
     // After the swap: a thread that this wakes looks the number up again, and must find the new file.
     ctl.end_placeholder();
     if registered {
@@ -99,7 +118,7 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
                 }
             });
             flow.exposed.store(true, Ordering::SeqCst);
-            SWAPS.fetch_add(1, Ordering::SeqCst);
+            SWAPS.fetch_add(SWAP, Ordering::SeqCst);
             sleep::wake_all();
         }
         Mode::Stashed { then: Then::Open } => {
@@ -313,7 +332,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
             }
         });
         options::tell_owner(fd, fd);
-        SWAPS.fetch_add(1, Ordering::SeqCst);
+        SWAPS.fetch_add(SWAP, Ordering::SeqCst);
         sleep::wake_all();
     } else {
         return;

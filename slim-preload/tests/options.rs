@@ -96,10 +96,14 @@ fn signals_are_as_without_breaks() {
     };
     let mut bad = Vec::new();
     for (case, stashed) in [
+        ("asked", "0"),
         ("changed", "0"),
         ("closed", "0"),
         ("executed", "0"),
         ("executed", "1"),
+        ("executing", "0"),
+        ("first_group", "0"),
+        ("full", "0"),
         ("owners", "0"),
         ("second", "0"),
         ("storm", "0"),

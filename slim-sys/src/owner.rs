@@ -83,8 +83,10 @@ pub fn tell_owner(fd: c_int, number: c_int) {
     // SAFETY: the kernel reads `told`, which has the size of the kernel's `siginfo_t`; the kernel would send the same signal itself.
     let _ = unsafe {
         match owner.kind {
-            // No system call queues a signal for a group.
-            GROUP if signal != 0 => return for_each_process(|one| queue_in(id, one, any, &told)),
+            // No system call queues a signal for a group; and `kill` takes -1, the group of a container's first process, for all processes.
+            GROUP if signal != 0 || id == 1 => {
+                return for_each_process(|one| queue_in(id, one, any, &told));
+            }
             GROUP => call!(libc::SYS_kill, -id, any),
             THREAD if signal == 0 => call!(libc::SYS_tkill, id, any),
             THREAD => call!(libc::SYS_rt_tgsigqueueinfo, pid(), id, any, info),

@@ -147,6 +147,11 @@ static void wrong_arguments(void)
     options.transports = "nothing";
     IS(slim_session_open(&options, &session), 0);
     IS(slim_session_close(session, LIMIT), 0);
+    /* Sizes of no version: they end within a pointer, or were never set. */
+    options.size = offsetof(slim_options, transports) + 4;
+    IS(slim_session_open(&options, &session), SLIM_ERR_INVALID);
+    options.size = SIZE_MAX;
+    IS(slim_session_open(&options, &session), SLIM_ERR_INVALID);
     options.size = sizeof options;
     IS(slim_session_open(&options, &session), SLIM_ERR_SETTING);
     TRUE(strstr(slim_error_detail(), "transports is \"nothing\""));

@@ -62,7 +62,12 @@ impl Front {
 
     /// Goes on with the flow, in the next program. Returns what the agent is to know of it.
     pub fn open(self, known: HandedFlow) -> Option<(FlowToken, Arc<dyn FlowIo>, HandedFlow)> {
-        let is_there = |fd: &c_int| sys::identity(*fd) == Some(self.file);
+        // Another thread of the program before may have been in `with_file`, which puts the waiting transport under a number for a moment.
+        let files = [Some(self.file), self.waiting.map(|(_, socket)| socket)];
+        let is_there = |fd: &c_int| {
+            let file = sys::identity(*fd);
+            file.is_some() && files.contains(&file)
+        };
         let numbers: Vec<_> = self.numbers.iter().copied().filter(is_there).collect();
         let waiting = self
             .waiting
@@ -70,6 +75,11 @@ impl Front {
         // SAFETY: the program before has left this socket for us.
         let waiting = waiting.map(|(fd, _)| unsafe { sys::OwnFd::inherited(fd) });
         let (&first, others) = numbers.split_first()?;
+        for other in others {
+            if sys::identity(*other) != sys::identity(first) {
+                let _ = sys::replace(first, *other);
+            }
+        }
         let [established, read_shut, end_shown] = self.marks;
         let flow = Flow::create(first, known.role, established, &RawAddr::room(), None)?;
         flow.read_shut.store(read_shut, Ordering::SeqCst);

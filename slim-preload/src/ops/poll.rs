@@ -10,7 +10,7 @@ use super::sockets;
 use crate::flow::{Flow, Mode};
 use crate::sleep::with_alarm;
 use crate::table::{self, Entry};
-use crate::transport::{self, Fault, SWAPS};
+use crate::transport::{self, Fault, SWAPS, swapped, unswapped};
 use crate::{direct, sys};
 use crate::{epoll, runtime};
 use libc::{c_int, epoll_event, pollfd};
@@ -22,6 +22,9 @@ use std::time::Duration;
 
 const SUSPICIOUS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
 const SUSPICIOUS_EPOLL: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
+
+/// How often a call whose time is over asks again, because files were swapped while the kernel answered.
+const LAST_LOOKS: u32 = 8;
 
 /// Why a call that sleeps may return with nothing ready before its time is over.
 #[derive(Default)]
@@ -52,7 +55,7 @@ pub(super) fn until_true(
 ) -> c_int {
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = first();
-    if n < 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
+    if n < 0 || (clean(n) && unswapped(swaps)) {
         return n;
     }
     again(limit, n, real, clean, swaps, sift)
@@ -70,20 +73,23 @@ fn again(
 ) -> c_int {
     let errno = sys::errno();
     limit.begin();
-    let mut is_over = false;
+    let mut looks = LAST_LOOKS;
     loop {
         let left = if n > 0 { sift(n, swaps) } else { 0 };
-        if left > 0 || is_over {
+        if left > 0 || looks == 0 {
             sys::set_errno(errno);
             return left;
         }
         let wait = limit.left();
-        // Events that are kept from the application do not extend the call beyond its limit.
-        is_over = wait == Some(Duration::ZERO);
+        // Events that are kept from the application do not extend the call beyond its limit, but an answer about other files does not count.
+        let is_over = wait == Some(Duration::ZERO);
         swaps = SWAPS.load(Ordering::Acquire);
         n = real(Wait::For(wait));
-        let unswapped = SWAPS.load(Ordering::Acquire) == swaps;
-        if n < 0 || (n > 0 && clean(n) && unswapped) || (n == 0 && is_over) {
+        let unswapped = unswapped(swaps);
+        if is_over {
+            looks = if unswapped { 0 } else { looks - 1 };
+        }
+        if n < 0 || (n > 0 && clean(n) && unswapped) || (n == 0 && looks == 0) {
             return n;
         }
     }
@@ -94,8 +100,7 @@ fn again(
 /// was asked.
 pub(super) fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
     // After a swap the file under the number may be sound, and not the one that the kernel reported on.
-    is_broken(flow, fd)
-        || (flow.live.load(Ordering::Acquire) && SWAPS.load(Ordering::Acquire) != swaps)
+    is_broken(flow, fd) || (flow.live.load(Ordering::Acquire) && swapped(swaps))
 }
 
 /// Whether the kernel's report that there is something to read may concern the transport and not the flow: its stream has ended. A
@@ -193,8 +198,7 @@ pub unsafe fn poll_now(
     let n = at_once(direct, || real(fds, count, Wait::AsGiven));
     // SAFETY: the kernel has just looked at these entries, and filled them.
     let clean = || !(0..count).any(|i| needs_look(unsafe { &*fds.add(i) }));
-    let unswapped = || SWAPS.load(Ordering::Acquire) == swaps;
-    if n < 0 || ((n == 0 || clean()) && unswapped() && !table::any_inherited_listener()) {
+    if n < 0 || ((n == 0 || clean()) && unswapped(swaps) && !table::any_inherited_listener()) {
         if n == 0 {
             super::came_back_empty();
         }
@@ -226,7 +230,8 @@ pub unsafe fn poll(
     // First ask without waiting, so that the kernel has accepted the entries, and written to them, before we access them.
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(fds, count, Wait::For(Some(Duration::ZERO)));
-    if n < 0 || (n == 0 && !limit.sleeps() && !table::any_inherited_listener()) {
+    let plain = || unswapped(swaps) && !table::any_inherited_listener();
+    if n < 0 || (n == 0 && !limit.sleeps() && plain()) {
         return n;
     }
     // SAFETY: the kernel has accepted the entries.
@@ -258,12 +263,16 @@ unsafe fn poll_asked(
         _ => !entries().iter().any(needs_look),
     };
     let sift = |_, swaps| {
-        let swapped = SWAPS.load(Ordering::Acquire) != swaps;
+        let swapped = swapped(swaps);
+        // A dead transport that has the number for a moment is not the flow.
+        let shown = |p: &pollfd| p.revents & SUSPICIOUS != 0 && !unswapped(swaps);
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
             if let Some(flow) = table::flow(p.fd)
                 && (swapped || flow.stream.is_barred() || needs_look(p))
-                && sys::keep_errno(|| hidden(flow, p.fd, swaps))
+                && sys::keep_errno(|| {
+                    hidden(flow, p.fd, swaps) || (flow.stream.is_barred() && shown(p))
+                })
             {
                 p.revents = 0;
                 continue;
@@ -284,7 +293,7 @@ unsafe fn poll_asked(
             let plainly = || real(fds, count, Wait::AsGiven);
             until_true(limit, plainly, at_once, clean, sift)
         }
-        _ if clean(n) && SWAPS.load(Ordering::Acquire) == swaps => n,
+        _ if clean(n) && unswapped(swaps) => n,
         _ if sleeps => again(limit, n, asleep, clean, swaps, sift),
         _ => again(limit, n, at_once, clean, swaps, sift),
     }

@@ -7,11 +7,10 @@ use crate::descriptors;
 use crate::sleep::with_alarm;
 use crate::sys;
 use crate::table;
-use crate::transport::SWAPS;
+use crate::transport::swapped;
 use libc::{c_int, fd_set};
 use smallvec::{SmallVec, smallvec};
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A copy of one set of a `select`. Up to the size of an `fd_set` it needs no heap memory.
@@ -246,7 +245,7 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
             _ => !flows || suspicious().is_empty(),
         },
         |n, swaps| {
-            let swapped = SWAPS.load(Ordering::Acquire) != swaps;
+            let swapped = swapped(swaps);
             if !any(&|flow, fd| hidden(flow, fd, swaps)) && !swapped {
                 return n;
             }

@@ -78,7 +78,7 @@ pub unsafe fn option(
                 transport::fault(flow, fd, Cause::Errno(errno)),
                 Fault::Suspended
             ))
-        || transport::SWAPS.load(Ordering::Acquire) != swaps;
+        || transport::swapped(swaps);
     if hidden {
         // SAFETY: as above.
         unsafe { answer(value, len, 0) };

@@ -3,9 +3,9 @@
 //! A file in `O_ASYNC` mode signals its owner when it is ready. The signal reports the number through which this flag was set, so SLIM
 //! sets it through a number of the application.
 
-use super::SWAPS;
+use super::{SHOWN, SWAPS, WAS_SHOWN};
 use crate::flow::Ctl;
-use crate::{rings, runtime, sleep, sys};
+use crate::{rings, runtime, sleep, stand_in, sys};
 use libc::c_int;
 use slim_sys::numbers;
 use std::sync::atomic::Ordering;
@@ -24,6 +24,7 @@ pub(super) fn copy_flags(ctl: &mut Ctl, fd: c_int, to: c_int, has: c_int) {
 /// the number meanwhile, so that the kernel's signals report the number.
 pub(super) fn set_flags(ctl: &mut Ctl, fd: c_int, set: impl Fn(c_int) -> c_int) -> c_int {
     let has = ctl.flags_of(fd);
+    let mut private = has != fd;
     let asynchronous = || sys::keep_errno(|| sys::status(has)) & libc::O_ASYNC != 0;
     let before = asynchronous();
     let at_its_number = || {
@@ -39,13 +40,18 @@ pub(super) fn set_flags(ctl: &mut Ctl, fd: c_int, set: impl Fn(c_int) -> c_int) 
     };
     let r = match sys::keep_errno(at_its_number) {
         Some((r, errno)) => {
+            private = false;
             sys::set_errno(errno);
             r
         }
         None => set(has),
     };
     match asynchronous() {
-        true if !before => ctl.put_first(fd),
+        true if !before => {
+            ctl.put_first(fd);
+            // Signals report a number that the application does not know. The next swap corrects that.
+            ctl.asynchronous = private;
+        }
         true => {}
         false => ctl.asynchronous = false,
     }
@@ -53,21 +59,30 @@ pub(super) fn set_flags(ctl: &mut Ctl, fd: c_int, set: impl Fn(c_int) -> c_int) 
 }
 
 /// Runs `f` while `file` is under `number`, in place of a stand-in. The kernel reports readiness of a file by the number through which
-/// `O_ASYNC` was set. Epoll instances do not notice: they have the stand-in itself registered. `None` if there is no descriptor.
+/// `O_ASYNC` was set. Epoll instances do not notice: they have the stand-in itself registered. Poll and select notice by [`SWAPS`]. `None` if
+/// there is no descriptor.
 pub(super) fn with_file<R>(file: c_int, number: c_int, f: impl FnOnce(c_int) -> R) -> Option<R> {
-    let stand_in = sys::dup_high(number).ok()?;
+    let copy = sys::dup_high(number).ok();
+    let stand_in = copy.or_else(|| {
+        // Usually a copy of this one is under the number.
+        let ready = stand_in::ready().ok()?;
+        (runtime::file(ready)? == runtime::file(number)?).then_some(ready)
+    })?;
     let result = rings::swapping(|| {
-        // In one piece, so that a forked child never finds the file under the number.
+        // In one piece, so that a forked child never finds the file under the number, nor the count of it.
         numbers::whole(|| {
-            sys::replace(file, number).ok()?;
-            let result = f(number);
-            let _ = sys::replace(stand_in, number);
-            Some(result)
+            SWAPS.fetch_add(SHOWN, Ordering::SeqCst);
+            let result = sys::replace(file, number).ok().map(|()| {
+                let result = f(number);
+                let _ = sys::replace(stand_in, number);
+                result
+            });
+            SWAPS.fetch_add(WAS_SHOWN - SHOWN, Ordering::SeqCst);
+            result
         })
     });
-    sys::close(stand_in);
+    copy.into_iter().for_each(sys::close);
     // A call may sleep in poll or select on the file.
-    SWAPS.fetch_add(1, Ordering::SeqCst);
     sleep::wake_all();
     result
 }

@@ -1,6 +1,7 @@
 // Signal-driven I/O (O_ASYNC): signals of a connection name the number through which the program has set the flag, also after the
 // connection breaks, and while bytes of the broken one are unread. Each line is the same without SLIM, where nothing breaks.
 #include "t.h"
+#include <sys/mount.h>
 
 static volatile sig_atomic_t right, wrong, of, strangers;
 
@@ -232,6 +233,116 @@ static void owners(void) {
     read_all(3);
 }
 
+// As the first process of a PID namespace, whose group has the number 1.
+static void begin_first(void) {
+    MUST(unshare(CLONE_NEWPID | CLONE_NEWNS));
+    pid_t child = MUST(fork());
+    if (child) {
+        int status;
+        MUST(waitpid(child, &status, 0));
+        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    MUST(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+    MUST(mount("proc", "/proc", "proc", 0, NULL));
+    MUST(setsid());
+}
+
+// The owner is the group 1: processes of other groups get no signals.
+static void first_group(void) {
+    pid_t other = MUST(fork());
+    if (!other) {
+        setpgid(0, 0);
+        signal(SIGIO, SIG_DFL);
+        pause();
+        _exit(0);
+    }
+    setpgid(other, other);
+    set_flag(fd, 1);
+    for (int i = 0; i < 2; i++) {
+        own(fd);
+        struct sigaction sa = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_RESTART};
+        sigaction(SIGIO, &sa, NULL);
+        // Without F_SETSIG a signal does not name the number.
+        MUST(fcntl(fd, F_SETSIG, i ? SIGRTMIN : 0));
+        MUST(fcntl(fd, F_SETOWN, -getpgrp()));
+        line("owner %d", fcntl(fd, F_GETOWN));
+        stash();
+        byte();
+        if (!is_server()) line("told: %d", strcmp(told(), "not told") != 0);
+        read_all(3);
+        line("the other one: %d", waitpid(other, NULL, WNOHANG));
+    }
+    strangers = 0;
+    kill(other, SIGKILL);
+    waitpid(other, NULL, 0);
+}
+
+// The program has opened all descriptors that it may.
+static void full(void) {
+    own(fd);
+    struct rlimit most = {1000, 1000};
+    MUST(setrlimit(RLIMIT_NOFILE, &most));
+    for (int n = 0; n < 3; n++) {
+        stash();
+        // The other program makes a descriptor to break the connection.
+        while (!is_server() && dup(0) >= 0) {}
+        set_flag(fd, 1);
+        byte();
+        tell_line("behind an unread byte");
+        read_all(3);
+        byte();
+        tell_line("after all is read");
+        set_flag(fd, 0);
+        read_all(1);
+    }
+}
+
+static volatile int asked_enough;
+static volatile long nothing;
+
+// Asks whether there is something to read, though that is certain.
+static void *asks(void *way) {
+    struct timespec now = {0, 0};
+    while (!asked_enough) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        struct timeval at_once = {0, 0};
+        fd_set set;
+        FD_ZERO(&set);
+        FD_SET(fd, &set);
+        int r = 0;
+        switch ((long)way) {
+        case 0: r = poll(&p, 1, 0); break;
+        case 1: r = poll(&p, 1, 3); break;
+        case 2: r = ppoll(&p, 1, &now, NULL); break;
+        case 3: r = select(fd + 1, &set, NULL, NULL, &at_once); break;
+        }
+        nothing += r != 1;
+    }
+    return NULL;
+}
+
+// The flag changes while other threads ask for the unread bytes.
+static void asked(void) {
+    enum { ASKS = 4 };
+    own(fd);
+    signal(SIGRTMIN, SIG_IGN);
+    for (int n = 0; n < 2; n++) {
+        stash();
+        if (!is_server()) {
+            pthread_t threads[ASKS];
+            double since = now_s();
+            wait_for(fd, POLLIN, 5000);
+            asked_enough = 0;
+            for (long i = 0; i < ASKS; i++) MUST(-pthread_create(&threads[i], NULL, asks, (void *)i));
+            for (int on = 0; now_s() < since + 3;) on = !on, MUST(ioctl(fd, FIOASYNC, &on));
+            asked_enough = 1;
+            for (int i = 0; i < ASKS; i++) pthread_join(threads[i], NULL);
+            line("nothing to read: %ld times", nothing);
+        }
+        read_all(2);
+    }
+}
+
 // The program executes itself: signals, and options that it has set, are as before.
 static void executed(char **argv) {
     int on = 1;
@@ -265,6 +376,42 @@ static void executed(char **argv) {
         getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size);
         if (!is_server()) line("keepalive %d, owner %d", on, fcntl(fd, F_GETOWN) == getpid());
     }
+}
+
+static void *toggles(void *arg UNUSED) {
+    for (int on = 0;; on = !on) ioctl(fd, FIOASYNC, &on);
+    return NULL;
+}
+
+// The client executes itself again and again while another thread changes the flag: unread bytes are not lost.
+static void executing(char **argv) {
+    enum { TIMES = 30 };
+    int n = getenv("T_ROUND") ? atoi(getenv("T_ROUND")) : 0;
+    if (is_server()) {
+        for (; n < TIMES; n++) stash(), meet();
+        return;
+    }
+    if (n) {
+        char c;
+        int got = 0;
+        fd = atoi(getenv("T_AGAIN"));
+        while (got < 2 && wait_for(fd, POLLIN, 5000) && recv(fd, &c, 1, 0) == 1) got++;
+        line("read %d", got);
+        meet();
+    }
+    if (n == TIMES) return;
+    stash();
+    pthread_t t;
+    MUST(-pthread_create(&t, NULL, toggles, NULL));
+    ms(n % 5);
+    char number[12], round[12];
+    sprintf(number, "%d", fd);
+    sprintf(round, "%d", n + 1);
+    setenv("T_AGAIN", number, 1);
+    setenv("T_ROUND", round, 1);
+    fcntl(t_sync, F_SETFD, 0);
+    execv("/proc/self/exe", argv);
+    _exit(90);
 }
 
 static volatile int ended;
@@ -329,16 +476,21 @@ static void closed(void) {
 }
 
 int main(int argc, char **argv) {
-    begin_pair(argc, argv, 60);
     int l = -1;
-    if (!getenv("T_AGAIN")) fd = pair_up(&l);
     const char *what = getenv("T_ARGS");
+    if (!strcmp(what, "first_group")) begin_first();
+    begin_pair(argc, argv, 60);
+    if (!getenv("T_AGAIN")) fd = pair_up(&l);
     if (!strcmp(what, "unread")) unread();
     if (!strcmp(what, "changed")) changed();
     if (!strcmp(what, "second")) second();
     if (!strcmp(what, "suspended")) suspended();
     if (!strcmp(what, "owners")) owners();
+    if (!strcmp(what, "first_group")) first_group();
+    if (!strcmp(what, "full")) full();
+    if (!strcmp(what, "asked")) asked();
     if (!strcmp(what, "executed")) executed(argv);
+    if (!strcmp(what, "executing")) executing(argv);
     if (!strcmp(what, "closed")) closed();
     if (!strcmp(what, "storm")) storm();
     line("signals of other numbers: %d", (int)strangers);
