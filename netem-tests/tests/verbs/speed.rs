@@ -1,13 +1,17 @@
 //! A queue pair that carries a stream against a bare one of the same kind, in the same run. One thread drives both ends.
 
-use std::time::{Duration, Instant};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
 use slim_rdma::{
     Access, Completed, PairError, PairSizes, Payload, QpNumber, QueuePair, RegionId, RemoteKey,
-    RingShape, Verbs, WriteWork, ibverbs::VerbsAdapter,
+    RingShape, Verbs, WriteWork,
+    ibverbs::{ProgramAccess, VerbsAdapter},
 };
 
-use super::{connect, release, rxe};
+use super::{common::soak, connect, release, rxe};
 
 /// Runs of each kind, one kind after the other; the median counts.
 const RUNS: usize = 9;
@@ -288,5 +292,56 @@ fn a_stream_is_as_fast_as_bare_writes() {
         ];
         let [_, bare, ours] = measure(&mut adapters, kinds);
         compare("slim-rdma", &ours, &bare);
+    }
+}
+
+/// Time to register buffers of `len` bytes, [`TOTAL`] bytes in all, one after the other.
+fn registrations(adapters: &[VerbsAdapter; 2], len: usize) -> Duration {
+    let port = adapters[0].program_port();
+    let mut buffer = vec![1; len];
+    let begin = Instant::now();
+    for _ in 0..TOTAL / len {
+        // SAFETY: the buffer outlives the registration, and nothing is read into it.
+        let memory =
+            unsafe { port.register(buffer.as_mut_ptr(), len, ProgramAccess::Readable) }.unwrap();
+        black_box(&memory);
+    }
+    begin.elapsed()
+}
+
+/// Time to copy them into a ring, as a send does.
+fn copies(len: usize) -> Duration {
+    let (buffer, mut ring) = (vec![1_u8; len], vec![0; 256 << 10]);
+    let begin = Instant::now();
+    for _ in 0..TOTAL / len {
+        for piece in buffer.chunks(ring.len()) {
+            ring[..piece.len()].copy_from_slice(piece);
+            black_box(&mut ring);
+        }
+    }
+    begin.elapsed()
+}
+
+/// A send without a copy would register its buffer. A registration that outlives the send is not safe: nothing tells when the buffer's memory goes
+/// (docs/VERBS.md, "Posted sends").
+#[test]
+fn registering_a_buffer_against_copying_it() {
+    if !soak() {
+        println!("a measurement: only with SLIM_SOAK=1");
+        return;
+    }
+    let Some(rxe) = rxe("speed::registering_a_buffer_against_copying_it") else {
+        return;
+    };
+    let mut adapters = rxe.open();
+    for len in [64 << 10, 256 << 10, 1 << 20, 4 << 20] {
+        println!("{} MiB in buffers of {} KiB:", TOTAL >> 20, len >> 10);
+        let kinds: [Kind<'_>; 2] = [
+            ("registered", &|a| registrations(a, len)),
+            ("copied", &|_| copies(len)),
+        ];
+        let [registered, copied] = measure(&mut adapters, kinds);
+        let ratio = registered[RUNS / 2].as_secs_f64() / copied[RUNS / 2].as_secs_f64();
+        println!("  a registration takes {ratio:.1} times as long as a copy");
     }
 }
