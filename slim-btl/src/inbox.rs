@@ -127,6 +127,10 @@ impl fmt::Debug for FrameReader {
 mod tests {
     use super::*;
     use crate::hdr::{FrameKind, MAX_PAYLOAD, padding};
+    use std::collections::VecDeque;
+
+    /// Runs of the test with random sizes.
+    const SEEDS: u64 = 20;
 
     fn frame(tag: u8, payload: &[u8]) -> Vec<u8> {
         let header = FrameHeader {
@@ -176,6 +180,121 @@ mod tests {
             }
         }
         assert_eq!(got, sent.len());
+    }
+
+    /// A flow whose frames and reads often end exactly at a limit of its reader's buffer, or 8 bytes beside it.
+    #[derive(Default)]
+    struct Peer {
+        reader: FrameReader,
+        /// Payloads that have not come out.
+        sent: VecDeque<Vec<u8>>,
+        /// Bytes that have not been read.
+        stream: VecDeque<u8>,
+    }
+
+    impl Peer {
+        fn send(&mut self, rng: &mut fastrand::Rng) {
+            let limit = self.reader.buf.len().saturating_sub(BEHIND).max(BYTES);
+            let behind = self.reader.end + self.stream.len();
+            let frame_len = match rng.u8(..64) {
+                0 => rng.usize(HEADER..3 * BYTES),
+                1 => limit,
+                2 => BYTES,
+                3 => READ,
+                4..12 => limit.saturating_sub(behind),
+                12..16 => limit - self.reader.start,
+                16..32 => HEADER,
+                32..48 => rng.usize(HEADER..5 * HEADER),
+                _ => rng.usize(HEADER..20_000),
+            };
+            let beside = [0, 0, 1, HEADER - 1, HEADER, HEADER + 1][rng.usize(..6)];
+            let frame_len = match rng.bool() {
+                true => frame_len + beside,
+                false => frame_len.saturating_sub(beside),
+            };
+            let len = frame_len.saturating_sub(HEADER);
+            let (first, step) = (rng.u8(..), rng.u8(..) | 1);
+            let payload: Vec<u8> = (0..len)
+                .map(|n| first.wrapping_add(step.wrapping_mul((n ^ (n >> 8)) as u8)))
+                .collect();
+            self.stream.extend(frame(len as u8, &payload));
+            self.sent.push_back(payload);
+        }
+
+        /// One read, and what comes out of it. Returns how many frames have ended exactly at the end of the buffer.
+        fn read(&mut self, rng: &mut fastrand::Rng) -> usize {
+            let (had, have, wanted) = (
+                self.reader.buf.len(),
+                self.reader.end - self.reader.start,
+                self.reader.wanted,
+            );
+            let room = self.reader.room().len();
+            assert!(room > 0 && room <= READ.max(wanted.saturating_sub(have)));
+            let len = self.reader.buf.len();
+            match had.saturating_sub(BEHIND) < wanted.max(BYTES) {
+                true => assert!(len == had || len == wanted.max(BYTES) + BEHIND),
+                false => assert_eq!(len, had, "the buffer has grown without need"),
+            }
+            let rest = wanted.saturating_sub(have);
+            let most = match rng.u8(..8) {
+                0 => 1,
+                1 => rng.usize(1..=2 * HEADER),
+                2 => rest.max(1),
+                3 => rest.saturating_sub(1).max(1),
+                4 => rng.usize(1..=READ),
+                _ => usize::MAX,
+            };
+            let n = most.min(room).min(self.stream.len());
+            for (to, byte) in self.reader.room().iter_mut().zip(self.stream.drain(..n)) {
+                *to = byte;
+            }
+            self.reader.filled(n);
+            let mut at_limit = 0;
+            while let Some((header, at)) = self.reader.next_frame(MAX_PAYLOAD).unwrap() {
+                let sent = self.sent.pop_front().unwrap();
+                assert_eq!((header.len, header.tag), (sent.len(), sent.len() as u8));
+                at_limit += usize::from(at.end + BEHIND == self.reader.buf.len());
+                let overwrites = rng.u8(..);
+                self.reader.deliver(at, |payload| {
+                    assert!(payload[..header.len] == sent);
+                    assert_eq!(payload.len(), header.len + BEHIND);
+                    payload.fill(overwrites);
+                });
+            }
+            at_limit
+        }
+    }
+
+    #[test]
+    fn frames_come_out_whole_at_the_limits_of_buffers_that_readers_share() {
+        let (mut at_limit, mut shared) = (0, 0);
+        for seed in 0..SEEDS {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (mut peers, mut buffers) = (<[Peer; 3]>::default(), Vec::new());
+            for _ in 0..300 {
+                let peer = &mut peers[rng.usize(..3)];
+                shared += usize::from(peer.reader.buf.is_empty() && !buffers.is_empty());
+                peer.reader.lend(&mut buffers);
+                for _ in 0..rng.usize(1..5) {
+                    if peer.stream.len() < BYTES && rng.bool() {
+                        (0..rng.usize(1..4)).for_each(|_| peer.send(&mut rng));
+                    }
+                    at_limit += peer.read(&mut rng);
+                }
+                peer.reader.give_back(&mut buffers);
+                assert!(buffers.len() <= 3);
+            }
+            for peer in &mut peers {
+                peer.reader.lend(&mut buffers);
+                while !peer.stream.is_empty() {
+                    at_limit += peer.read(&mut rng);
+                }
+                assert!(peer.sent.is_empty());
+                peer.reader.give_back(&mut buffers);
+                assert!(peer.reader.buf.is_empty());
+            }
+        }
+        assert!(at_limit > 10 && shared > 10, "{at_limit} {shared}");
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Stream {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::time::{Duration, Instant};
 
@@ -445,6 +445,99 @@ mod tests {
                 assert!(matches!(owed, Delivery::Undelivered(_)), "connection {n}");
             }
             reader.join().unwrap();
+        }
+    }
+
+    /// How a connection ends before its bytes are delivered.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Break {
+        PeerResets,
+        TimedOut,
+        Disconnected,
+    }
+
+    /// Breaks a connection on which `bytes` bytes are under way, and then our FIN if `ends`, and asks at all times.
+    fn break_connection(local: IpAddr, how: Break, bytes: usize, ends: bool) {
+        let case = format!("{local} {how:?} {bytes} {ends}");
+        let listener = TcpListener::bind((local, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let (stream, fd) = (Stream::new(), near.as_raw_fd());
+        make_deaf(far.as_raw_fd());
+        assert!(stream.enter());
+        near.set_nonblocking(true).unwrap();
+        // More than the peer's window is partly unsent.
+        let sent = stream.send(fd, &vec![7; bytes], || {}).unwrap_or(0);
+        assert_eq!(sent > 0, bytes > 0, "{case}");
+        if ends {
+            near.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        assert!(
+            matches!(stream.delivery(fd), Delivery::Undelivered(_)),
+            "{case}"
+        );
+        match how {
+            Break::PeerResets => {
+                let fd = far.as_raw_fd();
+                sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
+                drop(far);
+            }
+            Break::TimedOut => {
+                let ms: c_int = 50;
+                sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &ms);
+            }
+            Break::Disconnected => sys::disconnect(fd),
+        }
+        let begun = Instant::now();
+        loop {
+            match stream.delivery(fd) {
+                Delivery::Done => panic!("{case}: nothing has been delivered"),
+                Delivery::Undelivered(_) => assert!(begun.elapsed().as_secs() < 10, "{case}"),
+                Delivery::Broken(owed) => {
+                    assert_eq!((owed.kept, owed.acked), (sent, 0), "{case}");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The kernel drops what arrives for the socket, and acknowledges nothing.
+    fn make_deaf(fd: c_int) {
+        let mut drop_all = [libc::sock_filter {
+            code: 6, // BPF_RET | BPF_K
+            jt: 0,
+            jf: 0,
+            k: 0,
+        }];
+        let program = libc::sock_fprog {
+            len: 1,
+            filter: drop_all.as_mut_ptr(),
+        };
+        let (at, len) = ((&raw const program).cast(), size_of_val(&program));
+        // SAFETY: the kernel copies the program, which lives until the call returns.
+        let set = unsafe {
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len as u32)
+        };
+        assert_eq!(set, 0);
+    }
+
+    #[test]
+    fn delivery_is_never_done_on_a_connection_that_breaks_with_bytes_under_way() {
+        for local in [
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            Ipv6Addr::LOCALHOST.into(),
+        ] {
+            for how in [Break::PeerResets, Break::TimedOut, Break::Disconnected] {
+                for (bytes, ends) in [
+                    (5_000, false),
+                    (5_000, true),
+                    (4 << 20, false),
+                    (4 << 20, true),
+                    (0, true),
+                ] {
+                    break_connection(local, how, bytes, ends);
+                }
+            }
         }
     }
 
