@@ -450,14 +450,14 @@ mod tests {
 
     /// How a connection ends before its bytes are delivered.
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Break {
+    enum HowBroken {
         PeerResets,
         TimedOut,
         Disconnected,
     }
 
     /// Breaks a connection on which `bytes` bytes are under way, and then our FIN if `ends`, and asks at all times.
-    fn break_connection(local: IpAddr, how: Break, bytes: usize, ends: bool) {
+    fn break_connection(local: IpAddr, how: HowBroken, bytes: usize, ends: bool) {
         let case = format!("{local} {how:?} {bytes} {ends}");
         let listener = TcpListener::bind((local, 0)).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -477,16 +477,16 @@ mod tests {
             "{case}"
         );
         match how {
-            Break::PeerResets => {
+            HowBroken::PeerResets => {
                 let fd = far.as_raw_fd();
                 sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
                 drop(far);
             }
-            Break::TimedOut => {
+            HowBroken::TimedOut => {
                 let ms: c_int = 50;
                 sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &ms);
             }
-            Break::Disconnected => sys::disconnect(fd),
+            HowBroken::Disconnected => sys::disconnect(fd),
         }
         let begun = Instant::now();
         loop {
@@ -527,7 +527,11 @@ mod tests {
             IpAddr::from(Ipv4Addr::LOCALHOST),
             Ipv6Addr::LOCALHOST.into(),
         ] {
-            for how in [Break::PeerResets, Break::TimedOut, Break::Disconnected] {
+            for how in [
+                HowBroken::PeerResets,
+                HowBroken::TimedOut,
+                HowBroken::Disconnected,
+            ] {
                 for (bytes, ends) in [
                     (5_000, false),
                     (5_000, true),
