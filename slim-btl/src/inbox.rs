@@ -43,7 +43,7 @@ impl FrameReader {
         }
     }
 
-    /// The memory for the next bytes; never empty.
+    /// The memory for the next bytes. It is not empty, provided that [`next_frame`](Self::next_frame) has given out all whole frames.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

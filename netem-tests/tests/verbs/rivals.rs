@@ -33,7 +33,8 @@ use super::{
 };
 
 /// Said instead of a measurement.
-const NOT_NOW: &str = "a measurement, for which nothing else may run: SLIM_SOAK=1 runs it";
+pub(super) const NOT_NOW: &str =
+    "a measurement, for which nothing else may run: SLIM_SOAK=1 runs it";
 
 /// The process with both ends of a connection of rsockets.
 struct Rsockets {

@@ -12,7 +12,7 @@ use slim_rdma::{
     ibverbs::{ProgramAccess, VerbsAdapter},
 };
 
-use super::{common::soak, connect, release, rxe};
+use super::{common::soak, connect, release, rivals::NOT_NOW, rxe};
 
 /// Runs of each kind, one kind after the other; the median counts.
 const RUNS: usize = 9;
@@ -324,7 +324,7 @@ fn copies(all: &[u8]) -> Duration {
 #[test]
 fn registering_a_buffer_against_copying_it() {
     if !soak() {
-        println!("a measurement: only with SLIM_SOAK=1");
+        println!("{NOT_NOW}");
         return;
     }
     let Some(rxe) = rxe("speed::registering_a_buffer_against_copying_it") else {
