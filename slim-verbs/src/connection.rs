@@ -42,6 +42,8 @@ impl<V: Verbs + Clone> PairConnection<V> {
         pair: Arc<SharedPair<V>>,
         stranger: StrangersPair,
     ) -> Self {
+        // Now, because the flow is not suspended yet. If no descriptor is free, `prepare` tries again.
+        let _ = pair.make_event();
         PairConnection {
             port,
             attempt: None,
@@ -64,6 +66,8 @@ impl<V: Verbs + Clone + Send + 'static> Connection for PairConnection<V> {
     fn poll_connected(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let (None, Some(attempt)) = (self.pair.get(), self.attempt) {
             let pair = ready!(self.port.poll_answer(attempt, context))?;
+            // Now, because the flow is not suspended yet.
+            pair.make_event()?;
             self.pair.get_or_init(|| pair);
         }
         Poll::Ready(Ok(()))
@@ -116,9 +120,8 @@ impl<V: Verbs + Clone + Send + 'static> Connection for PairConnection<V> {
         let _ = self.with(|used| used.pair.end(used.verbs));
     }
 
-    fn flush(&self) {
-        let _ = self.with(|used| used.pair.tell_count(used.verbs));
-    }
+    /// Nothing was put off. The peer learns the count of this side by its next message, or soon after; a message of its own would only wake the peer.
+    fn flush(&self) {}
 
     fn into_transport(self: Box<Self>) -> Transport {
         let pair = self.pair().expect("prepared").clone();
