@@ -52,7 +52,7 @@ impl<V: Verbs + Clone> PairConnection<V> {
         }
     }
 
-    fn pair(&self) -> io::Result<&Arc<SharedPair<V>>> {
+    pub(crate) fn pair(&self) -> io::Result<&Arc<SharedPair<V>>> {
         let pair = self.pair.get();
         pair.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }

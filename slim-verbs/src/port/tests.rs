@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use slim_agent::transport::Listener;
+use slim_agent::transport::{Connection, Listener};
 use slim_rdma::agreement::PairAttempt;
 use slim_rdma::in_memory::MemoryAdapter;
 use slim_stream::Carrier;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::{PortShared, StrangersPair};
 use crate::carrier::PairCarrier;
+use crate::connection::PairConnection;
 use crate::in_memory::MemoryNet;
 use crate::listener::PortListener;
 use crate::pair::SharedPair;
@@ -476,6 +477,23 @@ fn queue_pairs_of_strangers_are_few() {
 }
 
 /// A question that nobody hears is given up after three seconds, and so is one that is refused, at once.
+/// What a flow needs of a new transport, it has before it leaves the old one.
+#[test]
+fn connections_have_their_event_counters_when_they_are_made() {
+    let two = TwoPorts::start(without_pings());
+    let near = PairConnection::asking(two.ports[0].clone(), two.ask());
+    wait_until("connected", || {
+        let made = near.poll_connected(&mut Context::from_waker(Waker::noop()));
+        matches!(made, Poll::Ready(Ok(())))
+    });
+    wait_until("accepted", || two.accepted() == 1);
+    let (pair, stranger) = two.served[1].accepted.lock().unwrap().remove(0);
+    let far = PairConnection::accepted(two.ports[1].clone(), pair, stranger);
+    for connection in [near, far] {
+        assert!(connection.pair().unwrap().event().is_some());
+    }
+}
+
 #[test]
 fn questions_without_an_answer_end() {
     let two = TwoPorts::start(VerbsSettings::default());
