@@ -31,7 +31,8 @@ pub struct Front {
 }
 
 impl Front {
-    /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it.
+    /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it. Otherwise
+    /// no call sends any more, see [`HandedStream::of`].
     pub fn of(flow: &'static Flow, numbers: &[c_int]) -> Option<Self> {
         let ctl = flow.own_at(*numbers.first()?)?;
         let waiting = match ctl.mode() {
@@ -89,6 +90,8 @@ impl Front {
         ctl.receiving = self.stream.restore(&flow.stream);
         (ctl.local, ctl.peer) = self.ends;
         ctl.receives = self.receives;
+        let transport = waiting.as_ref().map_or(first, sys::OwnFd::raw);
+        flow.stream.catch_up(&ctl.receiving, transport);
         others.iter().for_each(|fd| ctl.add_number(*fd));
         if let Some(waiting) = waiting {
             transport::show_handed(flow, &mut ctl, waiting.leak());
