@@ -42,13 +42,13 @@ struct LeftFlows {
     _stopped: Stopped,
 }
 
-/// Flows that have been handed over: no call sends on them.
+/// Flows that have been handed over, which other threads do not use any more.
 #[derive(Default)]
 struct Halted(Vec<&'static Flow>);
 
 impl Drop for Halted {
     fn drop(&mut self) {
-        self.0.iter().for_each(|flow| flow.stream.take_back());
+        self.0.iter().for_each(|flow| flows::take_back(flow));
     }
 }
 

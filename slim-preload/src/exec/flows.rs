@@ -32,9 +32,9 @@ pub struct Front {
 
 impl Front {
     /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it. Otherwise
-    /// no call sends any more, see [`HandedStream::of`].
+    /// calls of other threads wait that send ([`HandedStream::of`]), read the stash, or change the flow, until [`take_back`].
     pub fn of(flow: &'static Flow, numbers: &[c_int]) -> Option<Self> {
-        let ctl = flow.own_at(*numbers.first()?)?;
+        let mut ctl = flow.own_at(*numbers.first()?)?;
         let waiting = match ctl.mode() {
             Mode::Open if !flow.used_by_child() => None,
             Mode::Stashed { then: Then::Open } if !ctl.is_plain() => {
@@ -43,6 +43,8 @@ impl Front {
             }
             _ => return None,
         };
+        let stream = HandedStream::of(&flow.stream, &ctl.receiving)?;
+        ctl.handed_by = sys::tid();
         Some(Front {
             token: flow.token(),
             file: flow.file(),
@@ -52,7 +54,7 @@ impl Front {
             marks: [&flow.established, &flow.read_shut, &flow.end_shown]
                 .map(|mark| mark.load(Ordering::SeqCst)),
             receives: ctl.receives,
-            stream: HandedStream::of(&flow.stream, &ctl.receiving)?,
+            stream,
         })
     }
 
@@ -103,6 +105,13 @@ impl Front {
         }
         Some((flow.token(), Arc::new(Handle::new(flow)), known))
     }
+}
+
+/// The exec after [`Front::of`] has failed. For the same thread.
+pub fn take_back(flow: &Flow) {
+    flow.stream.take_back();
+    flow.ctl().handed_by = 0;
+    flow.stream.wake();
 }
 
 impl Saved for Front {

@@ -74,11 +74,11 @@ struct moved {
 };
 static struct moved *moved;
 
-// The other end sends the numbers from 0 on, until the last one has come.
+// The other end sends the numbers from 0 on, until the last one has come: faster than they are read if there is to be a backlog.
 static void *put_numbers(void *none UNUSED) {
     for (uint64_t n = 0; !over; n++) {
         if (full_send(fd, &n, sizeof n)) line("send: %s", ename(errno)), _exit(91);
-        if (n % 8 == 0) ms(1);
+        if (n % 8 == 0 && is("moving")) ms(1);
     }
     return NULL;
 }
@@ -127,13 +127,13 @@ static void *put_more_numbers(void *none UNUSED) {
 static void go(const char *path, char **env, int how);
 
 static void execute_while_moving(void) {
-    enum { TIMES = 60 };
+    int times = is("backlog") ? 30 : 60;
     if (!step) MUST(dup2(MUST(memfd_create("moved", 0)), 80));
     MUST(ftruncate(80, sizeof *moved));
     moved = mmap(NULL, sizeof *moved, PROT_READ | PROT_WRITE, MAP_SHARED, 80, 0);
     pthread_t t;
     MUST(-pthread_create(&t, NULL, get_numbers, NULL));
-    if (step < TIMES) {
+    if (step < times) {
         MUST(-pthread_create(&t, NULL, put_more_numbers, NULL));
         ms(step % 12);
         go(self, NULL, 0);
@@ -252,7 +252,7 @@ static void strangers(void) {
 }
 
 static void execute(void) {
-    if (is("moving")) return execute_while_moving();
+    if (is("moving") || is("backlog")) return execute_while_moving();
     int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
     if (step) line("step %d", step);
     if (step && (is("after") || is("names") || is("children") || is("two"))) break_if_wanted();
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
     if (l >= 0) close(l);
     if (executes)
         execute();
-    else if (is("moving"))
+    else if (is("moving") || is("backlog"))
         serve_numbers();
     else
         serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));
