@@ -38,7 +38,18 @@ struct LeftFlows {
     file: c_int,
     /// Descriptors of ours that survive the exec.
     kept: Vec<c_int>,
+    _halted: Halted,
     _stopped: Stopped,
+}
+
+/// Flows that have been handed over, which other threads do not use any more.
+#[derive(Default)]
+struct Halted(Vec<&'static Flow>);
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|flow| flows::take_back(flow));
+    }
 }
 
 static LEFT: Lock<Option<LeftFlows>> = Lock::new(None);
@@ -131,6 +142,8 @@ fn announce() {
 
 /// Leaves these flows for the next program. Those that have to wait too long, or cannot be handed over, become plain TCP.
 fn hand_over(mut kept: Vec<KeptFlow>) {
+    // A handler that executes a program may have interrupted an exec.
+    withdraw();
     let begun = Instant::now();
     notice(&kept);
     kept.retain(|flow| may_be_handed(flow) || demote(flow, begun + demoting::PATIENCE));
@@ -204,10 +217,13 @@ fn leave(
         kept.iter()
             .map(|(flow, _)| (flow.token(), NotHanded::Never))
     };
-    let (mut fronts, mut refused) = (Vec::new(), Vec::new());
+    let (mut fronts, mut refused, mut halted) = (Vec::new(), Vec::new(), Halted::default());
     for (flow, numbers) in kept {
         match Front::of(flow, numbers) {
-            Some(front) => fronts.push(front),
+            Some(front) => {
+                halted.0.push(flow);
+                fronts.push(front);
+            }
             // A call has met a fault since.
             None if flow.stream.is_barred() => refused.push((flow.token(), NotHanded::Busy)),
             None => refused.push((flow.token(), NotHanded::Soon)),
@@ -236,6 +252,7 @@ fn leave(
     let left = LeftFlows {
         file,
         kept,
+        _halted: halted,
         _stopped: stopped,
     };
     EXECUTING.store(sys::tid(), Ordering::SeqCst);

@@ -41,6 +41,12 @@ fn a_program_without_the_library_has_a_plain_connection_and_no_descriptors_of_sl
     unnoticed("executes", &[&format!("static {}", other.display())], 1);
 }
 
+/// The exec ends these threads in the middle of their calls, after the connection has been handed over.
+#[test]
+fn other_threads_read_and_send_at_the_moment_of_an_exec() {
+    unnoticed("executes", &["moving", "backlog", "moving", "backlog"], 1);
+}
+
 /// The library says so once, and the program runs with a new session.
 #[test]
 fn what_was_left_by_another_version_or_process_is_not_taken() {

@@ -1,8 +1,11 @@
 //! A stream that goes over to the next program, when a process executes one.
 
+use libc::c_int;
 use slim_core::saved::Saved;
+use slim_sys as sys;
 
 use crate::receive_half::ReceiveHalf;
+use crate::start::Start;
 use crate::stream::Stream;
 
 /// A stream at one moment.
@@ -20,12 +23,15 @@ pub struct HandedStream {
 }
 
 impl HandedStream {
-    /// The stream now. `None` while a call is inside that sends.
+    /// The stream now. `None` while a call is inside that sends. Otherwise calls that send wait from now on, until
+    /// [`Stream::take_back`]: there would be no copy of their bytes. The caller has its signals blocked.
     pub fn of(stream: &Stream, receiving: &ReceiveHalf) -> Option<Self> {
-        if stream.is_relayed() {
+        if stream.is_relayed() || !stream.try_lock_half() {
             return None;
         }
-        let (acked, kept_from, kept) = stream.try_with_half(|half| {
+        // A handler that runs before the exec must not wait for its own thread.
+        stream.holder_may_be_cancelled(true);
+        let (acked, kept_from, kept) = stream.with_half(|half| {
             let acked = half.replay.start();
             // The replay buffer has one byte more, unless that one was skipped.
             let before = acked.checked_sub(1);
@@ -36,7 +42,7 @@ impl HandedStream {
                 kept.extend(piece);
             }
             (acked, from, kept)
-        })?;
+        });
         Some(HandedStream {
             received: stream.received(),
             peer_final: stream.peer_final(),
@@ -63,6 +69,30 @@ impl HandedStream {
             half.replay.trim(self.acked.min(half.replay.end()));
         });
         self.receiving
+    }
+}
+
+impl Stream {
+    /// The exec after [`HandedStream::of`] has failed: calls send again. For the same thread.
+    pub fn take_back(&self) {
+        self.holder_may_be_cancelled(false);
+        self.unlock_half();
+    }
+
+    /// In the next program: counts the bytes that other threads of the program before have received on the transport `fd` after the
+    /// stream was handed over. The exec ended these threads.
+    pub fn catch_up(&self, half: &ReceiveHalf, fd: c_int) {
+        let now = Start::of(self, self.sent(), fd);
+        let Some((missed, state)) = now.zip(sys::tcp_state(fd)) else {
+            return;
+        };
+        let missed = half.start().uncounted(missed);
+        // An end counts like a byte. Of a connection that is over it is not known whether the peer has ended it.
+        let end = match state {
+            sys::TCP_CLOSE => missed == 1,
+            _ => missed > 0 && sys::is_state_of_end(state),
+        };
+        self.add_received(missed - u64::from(end));
     }
 }
 
@@ -142,6 +172,47 @@ mod tests {
         new.renew();
         through_bytes(&HandedStream::of(&old, &half).unwrap()).restore(&new);
         assert_eq!((new.received(), new.sent()), (0, 0));
+    }
+
+    #[test]
+    fn bytes_that_were_received_after_the_handing_over_are_counted() {
+        use std::io::{Read, Write};
+        for ends in [false, true] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut far = listener.accept().unwrap().0;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&near);
+            let (old, half) = (Stream::new(), ReceiveHalf::new(true));
+            old.renew();
+            let handed = HandedStream::of(&old, &half).unwrap();
+            // Another thread, before the exec.
+            far.write_all(b"received, unread").unwrap();
+            near.read_exact(&mut [0; 8]).unwrap();
+            if ends {
+                far.shutdown(std::net::Shutdown::Write).unwrap();
+                while sys::tcp_state(fd).is_some_and(|state| !sys::is_state_of_end(state)) {}
+            }
+            let new = Stream::new();
+            new.renew();
+            let mut half = handed.restore(&new);
+            new.catch_up(&half, fd);
+            new.catch_up(&half, fd);
+            assert_eq!(new.received(), 8, "{ends}");
+            new.bar();
+            assert_eq!(new.drain(&mut half, fd, 0), Ok(()));
+            assert_eq!((new.received(), half.stash.len()), (16, 8));
+        }
+    }
+
+    #[test]
+    fn no_call_sends_after_the_handing_over_until_the_exec_has_failed() {
+        let (stream, half) = (Stream::new(), ReceiveHalf::new(true));
+        assert!(HandedStream::of(&stream, &half).is_some());
+        assert!(!stream.try_lock_half() && stream.waits_with_half());
+        // A handler of the executing thread does not wait.
+        assert_eq!(stream.sent(), 0);
+        stream.take_back();
+        assert!(stream.try_lock_half() && !stream.waits_with_half());
     }
 
     #[test]

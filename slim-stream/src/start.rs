@@ -75,6 +75,12 @@ impl Start {
         Some(self.received + now.saturating_sub(self.kernel_received))
     }
 
+    /// How many bytes more the kernel has received than we, between `self` and `now`. An end counts like a byte.
+    pub fn uncounted(self, now: Self) -> u64 {
+        let kernel = now.kernel_received.saturating_sub(self.kernel_received);
+        kernel.saturating_sub(now.received - self.received)
+    }
+
     /// If our counts and the kernel's have grown by different amounts between `self` and `now`: a description of the
     /// difference. `peer_ended` says whether the peer's FIN has arrived.
     pub fn contradiction(self, now: Self, peer_ended: impl FnOnce() -> bool) -> Option<String> {

@@ -31,9 +31,10 @@ pub struct Front {
 }
 
 impl Front {
-    /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it.
+    /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it. Otherwise
+    /// calls of other threads wait that send ([`HandedStream::of`]), read the stash, or change the flow, until [`take_back`].
     pub fn of(flow: &'static Flow, numbers: &[c_int]) -> Option<Self> {
-        let ctl = flow.own_at(*numbers.first()?)?;
+        let mut ctl = flow.own_at(*numbers.first()?)?;
         let waiting = match ctl.mode() {
             Mode::Open if !flow.used_by_child() => None,
             Mode::Stashed { then: Then::Open } if !ctl.is_plain() => {
@@ -42,6 +43,8 @@ impl Front {
             }
             _ => return None,
         };
+        let stream = HandedStream::of(&flow.stream, &ctl.receiving)?;
+        ctl.handed_by = sys::tid();
         Some(Front {
             token: flow.token(),
             file: flow.file(),
@@ -51,7 +54,7 @@ impl Front {
             marks: [&flow.established, &flow.read_shut, &flow.end_shown]
                 .map(|mark| mark.load(Ordering::SeqCst)),
             receives: ctl.receives,
-            stream: HandedStream::of(&flow.stream, &ctl.receiving)?,
+            stream,
         })
     }
 
@@ -89,6 +92,8 @@ impl Front {
         ctl.receiving = self.stream.restore(&flow.stream);
         (ctl.local, ctl.peer) = self.ends;
         ctl.receives = self.receives;
+        let transport = waiting.as_ref().map_or(first, sys::OwnFd::raw);
+        flow.stream.catch_up(&ctl.receiving, transport);
         others.iter().for_each(|fd| ctl.add_number(*fd));
         if let Some(waiting) = waiting {
             transport::show_handed(flow, &mut ctl, waiting.leak());
@@ -100,6 +105,13 @@ impl Front {
         }
         Some((flow.token(), Arc::new(Handle::new(flow)), known))
     }
+}
+
+/// The exec after [`Front::of`] has failed. For the same thread.
+pub fn take_back(flow: &Flow) {
+    flow.stream.take_back();
+    flow.ctl().handed_by = 0;
+    flow.stream.wake();
 }
 
 impl Saved for Front {

@@ -81,6 +81,8 @@ pub struct Ctl {
     pub asynchronous: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
+    /// The thread that has handed the flow over to the next program and is about to execute that; 0 if there is none.
+    pub handed_by: c_int,
 }
 
 impl Ctl {
@@ -100,6 +102,7 @@ impl Ctl {
             options_set: false,
             asynchronous: false,
             opened: None,
+            handed_by: 0,
         }
     }
 

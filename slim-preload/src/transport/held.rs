@@ -13,12 +13,19 @@ use crate::{epoll, runtime, sys, table};
 use libc::c_int;
 use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Bound on waiting for an exec. One that takes longer is not of this process: a vforked child waits for its parent's.
+const EXECUTED: Duration = Duration::from_secs(1);
 
 impl Flow {
     /// The control part, if the flow is still the one behind `fd`. Unless the flow is open, the file under the number is
     /// checked first.
     pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
-        let ctl = self.ctl();
+        let mut ctl = self.ctl();
+        if ctl.handed_by != 0 {
+            ctl = self.wait_for_exec(ctl);
+        }
         if !ctl.fds.contains(&fd) {
             return None;
         }
@@ -26,6 +33,19 @@ impl Flow {
             Mode::Open => Some(ctl),
             _ => self.checked(ctl).filter(|ctl| ctl.fds.contains(&fd)),
         }
+    }
+
+    /// Another thread executes a program, which gets the flow as it is now. That ends this thread, unless it fails.
+    #[cold]
+    fn wait_for_exec(&'static self, mut ctl: Guard<'static, Ctl>) -> Guard<'static, Ctl> {
+        let begun = Instant::now();
+        while ctl.handed_by != 0 && ctl.handed_by != sys::tid() && begun.elapsed() < EXECUTED {
+            let seen = self.stream.signal();
+            drop(ctl);
+            let _ = sys::keep_errno(|| self.stream.wait(seen, Some(EXECUTED)));
+            ctl = self.ctl();
+        }
+        ctl
     }
 
     /// The control part, if the file under `fd` is the flow's.

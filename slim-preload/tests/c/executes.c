@@ -1,6 +1,7 @@
 // A process executes other programs, again and again, and each goes on with the same connection. Two programs; the case is in T_ARGS,
 // and whether connections break at all is in T_BREAKS. The client executes, or the server if the case begins with "s-".
 #include "t.h"
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 extern char **environ;
@@ -63,6 +64,85 @@ static void serve(int chunks) {
     line("%zd %s", recv(fd, buf, CHUNK, 0), "at the end");
     meet();
     close(fd);
+}
+
+// ---- threads that read and send when their program executes another ----
+
+// What the threads of all programs have done.
+struct moved {
+    volatile uint64_t received, sent, repeated;
+};
+static struct moved *moved;
+
+// The other end sends the numbers from 0 on, until the last one has come: faster than they are read if there is to be a backlog.
+static void *put_numbers(void *none UNUSED) {
+    for (uint64_t n = 0; !over; n++) {
+        if (full_send(fd, &n, sizeof n)) line("send: %s", ename(errno)), _exit(91);
+        if (n % 8 == 0 && is("moving")) ms(1);
+    }
+    return NULL;
+}
+
+// Whether a number has come, before the other end closes.
+static int get_number(uint64_t *n) {
+    ssize_t r = full_recv(fd, n, sizeof *n);
+    if (r != 0 && r != sizeof *n) line("received %zd %s", r, ename(errno)), _exit(91);
+    return r != 0;
+}
+
+static void serve_numbers(void) {
+    pthread_t breaker, sender;
+    pthread_create(&breaker, NULL, break_often, NULL);
+    pthread_create(&sender, NULL, put_numbers, NULL);
+    uint64_t next = 0, n, repeated = 0;
+    while (get_number(&n) && n != UINT64_MAX) {
+        repeated += n < next;
+        next = n + 1;
+    }
+    over = 1;
+    pthread_join(breaker, NULL);
+    pthread_join(sender, NULL);
+    line("%s numbers, %" PRIu64 " repeated", next > 100 ? "many" : "few", repeated);
+    meet();
+}
+
+static void *get_numbers(void *none UNUSED) {
+    uint64_t n;
+    while (get_number(&n)) {
+        moved->repeated += n < moved->received;
+        moved->received = n + 1;
+    }
+    return NULL;
+}
+
+static void *put_more_numbers(void *none UNUSED) {
+    for (;;) {
+        uint64_t n = __atomic_fetch_add(&moved->sent, 1, __ATOMIC_RELAXED);
+        if (full_send(fd, &n, sizeof n)) line("send: %s", ename(errno)), _exit(91);
+        if (n % 16 == 0) ms(1);
+    }
+    return NULL;
+}
+
+static void go(const char *path, char **env, int how);
+
+static void execute_while_moving(void) {
+    int times = is("backlog") ? 30 : 60;
+    if (!step) MUST(dup2(MUST(memfd_create("moved", 0)), 80));
+    MUST(ftruncate(80, sizeof *moved));
+    moved = mmap(NULL, sizeof *moved, PROT_READ | PROT_WRITE, MAP_SHARED, 80, 0);
+    pthread_t t;
+    MUST(-pthread_create(&t, NULL, get_numbers, NULL));
+    if (step < times) {
+        MUST(-pthread_create(&t, NULL, put_more_numbers, NULL));
+        ms(step % 12);
+        go(self, NULL, 0);
+        line("exec: %s", ename(errno));
+    }
+    uint64_t end = UINT64_MAX;
+    if (full_send(fd, &end, sizeof end)) line("send: %s", ename(errno));
+    meet();
+    line("%s numbers, %" PRIu64 " repeated", moved->received > 100 ? "many" : "few", moved->repeated);
 }
 
 // ---- the end that executes ----
@@ -172,6 +252,7 @@ static void strangers(void) {
 }
 
 static void execute(void) {
+    if (is("moving") || is("backlog")) return execute_while_moving();
     int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
     if (step) line("step %d", step);
     if (step && (is("after") || is("names") || is("children") || is("two"))) break_if_wanted();
@@ -235,6 +316,8 @@ int main(int argc, char **argv) {
     if (l >= 0) close(l);
     if (executes)
         execute();
+    else if (is("moving") || is("backlog"))
+        serve_numbers();
     else
         serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));
     (void)breaks;
