@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use carried::{VerbsSessions, pass, small, wait_for};
 use common::*;
-use slim::TransferError;
+use slim::{Flow, TransferError};
 use slim_verbs::VerbsSettings;
 use streams::{exchange, receive, send};
 
@@ -236,6 +236,36 @@ fn a_close_does_not_wait_for_the_reader() {
     assert_eq!(far.recv(&mut [0], LIMIT), Ok(0));
     far.close();
     wait_until("no queue pair", || sessions.net.fabric.pairs().is_empty());
+}
+
+/// A new queue pair carries bytes that the flow had on TCP, and no message follows that tells how many have come. The flow is closed at once.
+#[test]
+fn a_close_right_after_a_return_does_not_wait() {
+    let sessions = sessions();
+    let mut took = Vec::new();
+    for n in 0..12 {
+        let (near, far) = sessions.pair();
+        let (from, to) = match n % 2 {
+            0 => (near, far),
+            _ => (far, near),
+        };
+        send(&from, n, 10_000);
+        while !(from.is_carried() && to.is_carried()) {
+            thread::sleep(Duration::from_micros(100));
+        }
+        let begun = Instant::now();
+        receive(&to, n, 10_000, |_| ());
+        match n / 2 % 2 {
+            0 => [from, to].map(Flow::close),
+            _ => [to, from].map(Flow::close),
+        };
+        wait_until("no queue pair", || sessions.net.fabric.pairs().is_empty());
+        took.push(begun.elapsed());
+    }
+    // On a busy machine one may take long. A ping would come after a second.
+    took.sort();
+    println!("{took:?}");
+    assert!(took[took.len() / 2] < Duration::from_millis(500));
 }
 
 #[test]

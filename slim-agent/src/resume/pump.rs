@@ -274,7 +274,8 @@ fn drain(connection: &dyn Connection, scratch: &ScratchBuffer, io: &dyn FlowIo) 
 /// Hands the connection to the front end. Returns it if the flow must not use it any more.
 fn finish(link: Link, install: &Install, position: u64) -> Option<Link> {
     let shared = link.shared.clone();
-    // In one turn: nothing can end the flow's use of the connection in between.
+    // In one turn: nothing can end the flow's use of the connection in between. What is left of the link is dropped in it, which does not use the
+    // driver.
     shared.with(|d, now| {
         if !d.may_go_live(install.token, link.conn) {
             return Some(link);

@@ -53,9 +53,25 @@ pub(super) fn rdma(net: &Netns, words: &[&str]) -> Result<String> {
     checked(line, output)
 }
 
+/// How often the adapters are listed anew because one was deleted meanwhile.
+const LISTED_AGAIN: usize = 3;
+
 /// All ports of adapters that `net` can use.
 pub fn ports(net: &Netns) -> Result<Vec<AdapterPort>> {
-    parsed(&rdma(net, &["-j", "link", "show"])?, "adapters")
+    let list = || rdma(net, &["-j", "link", "show"]);
+    let mut listed = list();
+    for _ in 0..LISTED_AGAIN {
+        match &listed {
+            Err(error) if one_has_gone(error) => listed = list(),
+            _ => break,
+        }
+    }
+    parsed(&listed?, "adapters")
+}
+
+/// `rdma` lists the adapters, and then asks the kernel for each: for one that was deleted in between, the kernel says EINVAL.
+fn one_has_gone(error: &Error) -> bool {
+    matches!(error, Error::Command { outcome, .. } if outcome.contains("Invalid argument"))
 }
 
 /// What `rdma -j` has printed, which may be nothing.
