@@ -476,7 +476,6 @@ fn queue_pairs_of_strangers_are_few() {
         .for_each(|attempt| two.ports[0].forget(*attempt));
 }
 
-/// A question that nobody hears is given up after three seconds, and so is one that is refused, at once.
 /// What a flow needs of a new transport, it has before it leaves the old one.
 #[test]
 fn connections_have_their_event_counters_when_they_are_made() {
@@ -494,6 +493,7 @@ fn connections_have_their_event_counters_when_they_are_made() {
     }
 }
 
+/// A question that nobody hears is given up after three seconds, and so is one that is refused, at once.
 #[test]
 fn questions_without_an_answer_end() {
     let two = TwoPorts::start(VerbsSettings::default());
