@@ -409,6 +409,12 @@ fn a_peer_that_dies() {
     );
 }
 
+/// A reset of a connection that the peer has closed before is no refusal of bytes that the peer never got.
+#[test]
+fn a_reset_after_the_peer_has_closed() {
+    unnoticed("broken", &["closed-send", "closed-poll", "closed-read"], 1);
+}
+
 /// A single byte that the library has not seen escalates the flow at the next break; no byte is delivered twice.
 #[test]
 fn bytes_moved_past_the_library() {

@@ -477,6 +477,33 @@ static void death_first(void) {
     }
 }
 
+// The peer has closed in good order, and then the kernel loses its end, which resets ours. The survivor sends before it reads: its first
+// send is the first one that the peer refuses.
+static void closed_first(int how) {
+    if (is_server()) {
+        arrived(fd, 3);
+        wait_for(fd, POLLRDHUP, 2000);
+        meet();
+        meet();
+        if (how == 1) line("poll %s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+        if (how == 2) R(recv(fd, buf, 9, 0));
+        if (how == 2) R(recv(fd, buf, 9, 0));
+        R(send(fd, "x", 1, 0));
+        line("SIGPIPE %d", pipes());
+        wait_for(fd, POLLHUP, 2000);
+        R(send(fd, "x", 1, 0));
+        line("SIGPIPE %d", pipes());
+        R(recv(fd, buf, 9, 0));
+        R(close(fd));
+    } else {
+        MUST(full_send(fd, "bye", 3));
+        MUST(shutdown(fd, SHUT_RDWR));
+        meet();
+        if (breaks_wanted() && break_ends(0, CLOSED_FIRST) < 1) line("no end was broken");
+        meet();
+    }
+}
+
 static void death_broken(void) {
     if (is_server()) {
         meet();
@@ -712,6 +739,9 @@ int main(int argc, char **argv) {
     if (is("death-send")) death(3);
     if (is("death-first")) death_first();
     if (is("death-broken")) death_broken();
+    if (is("closed-send")) closed_first(0);
+    if (is("closed-poll")) closed_first(1);
+    if (is("closed-read")) closed_first(2);
     if (is("copies")) copies();
     if (is("at-once")) at_once();
     if (is("steady")) steady();

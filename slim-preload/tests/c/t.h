@@ -459,9 +459,13 @@ UNUSED static int pair_up(int *l) {
 
 // ---- breaking connections ----
 
-// Destroys all TCP connections of this network namespace, or those of one port. Returns their number. Needs CAP_NET_ADMIN. The
-// harness runs each such program in a new namespace, and says so by T_OWN_NETWORK; without it nothing is destroyed.
-UNUSED static int break_those(int port) {
+// All states of TCP but LISTEN, TIME_WAIT, NEW_SYN_RECV and CLOSE; and the two of an end that is closed, while its peer is not.
+enum { ALL_STATES = 0xfff & ~(1u << 10 | 1u << 6 | 1u << 7 | 1u << 0), CLOSED_FIRST = 1u << 4 | 1u << 5 };
+
+// Destroys all ends of TCP connections of this network namespace, or those of one port, that are in one of these states. Returns their
+// number. Needs CAP_NET_ADMIN. The harness runs each such program in a new namespace, and says so by T_OWN_NETWORK; without it nothing is
+// destroyed.
+UNUSED static int break_ends(int port, unsigned states) {
     if (!getenv("T_OWN_NETWORK")) return errno = EPERM, -1;
     int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG), killed = 0;
     if (fd < 0) return -1;
@@ -472,8 +476,7 @@ UNUSED static int break_those(int port) {
         } q = {.h = {sizeof q, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0},
                .r = {.sdiag_family = fam ? AF_INET6 : AF_INET,
                      .sdiag_protocol = IPPROTO_TCP,
-                     // All states but LISTEN, TIME_WAIT, NEW_SYN_RECV and CLOSE.
-                     .idiag_states = 0xfff & ~(1u << 10 | 1u << 6 | 1u << 7 | 1u << 0)}};
+                     .idiag_states = states}};
         if (send(fd, &q, sizeof q, 0) < 0) break;
         struct inet_diag_sockid *ids = malloc(8192 * sizeof *ids);
         int n = 0, done = 0;
@@ -506,10 +509,17 @@ UNUSED static int break_those(int port) {
     return killed;
 }
 
+UNUSED static int break_those(int port) { return break_ends(port, ALL_STATES); }
+
 UNUSED static int break_connections(void) { return break_those(0); }
 
-// Destroys all connections if T_BREAKS says that they are to break.
-UNUSED static void break_if_wanted(void) {
+// Whether T_BREAKS says that connections are to break.
+UNUSED static int breaks_wanted(void) {
     const char *b = getenv("T_BREAKS");
-    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+    return b && atoi(b);
+}
+
+// Destroys all connections if they are to break.
+UNUSED static void break_if_wanted(void) {
+    if (breaks_wanted() && break_connections() < 0) line("cannot break connections: %s", ename(errno));
 }
