@@ -94,8 +94,11 @@ impl Shared {
         let mut driver = self.driver.borrow_mut();
         turn::begin();
         driver.begin_turn();
-        self.take_commands(&mut driver);
+        let all = self.take_commands(&mut driver);
         let now = driver.now();
+        if all {
+            driver.after_commands(now);
+        }
         driver.take_mail(now);
         driver.endpoint.send_seen(now);
         driver.carry_out();
@@ -183,15 +186,16 @@ impl Shared {
 
     /// Carries out the commands of application threads before anything else happens. So a fault that a front end
     /// reports under the lock that its `FlowIo` takes cannot be taken for a fault of a later transport.
-    fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
+    ///
+    /// Returns false if there are so many that some are left for later.
+    fn take_commands(self: &Rc<Self>, driver: &mut Driver) -> bool {
         let mut taken = 0;
-        loop {
+        let all = loop {
             if memory::is_out() {
                 panic::give_up("no memory is left");
             }
             let Some(command) = self.commands.get_ref().next() else {
-                driver.after_commands(driver.now());
-                break;
+                break true;
             };
             driver.command(driver.now(), command);
             driver.carry_out();
@@ -199,13 +203,14 @@ impl Shared {
             if taken == MOST_COMMANDS {
                 // The rest is taken right after the other tasks' turn.
                 self.commands.get_ref().wake();
-                break;
+                break false;
             }
-        }
+        };
         if driver.retired {
             // Wakes the task that ends the thread, in case another task has taken the command.
             self.commands.get_ref().wake();
         }
+        all
     }
 
     /// Access to the control sockets for a call after which no action is to be carried out.

@@ -409,26 +409,26 @@ impl Driver {
             while let Some(action) = self.endpoint.poll_action() {
                 self.act(action);
             }
+            let Some(notice) = self.notices.pop_front() else {
+                break;
+            };
             let now = self.now();
-            match self.notices.pop_front() {
-                Some(Notice::Suspended(token)) => self.endpoint.handle_suspended(now, token),
-                Some(Notice::Drained(token, d)) => {
+            match notice {
+                Notice::Suspended(token) => self.endpoint.handle_suspended(now, token),
+                Notice::Drained(token, d) => {
                     self.endpoint.handle_drained(now, token, d.received, d.sent);
                 }
-                Some(Notice::Verified(token, ended)) => {
+                Notice::Verified(token, ended) => {
                     self.endpoint.handle_verified(now, token, ended);
                 }
-                Some(Notice::Flushed(conn)) => self.endpoint.handle_flushed(now, conn),
-                Some(Notice::Fault(token, cause)) => self.endpoint.fault(now, token, cause),
-                Some(Notice::ReplayStalled(token)) => self.endpoint.replay_stalled(now, token),
-                Some(Notice::Finish(token, seq, how)) => {
-                    self.endpoint.finish(now, token, seq, how);
-                }
-                Some(Notice::Gone(token)) => self.gone(now, token),
-                Some(Notice::Moves(token)) => self.endpoint.moves_on(now, token),
-                Some(Notice::Full(token)) => self.endpoint.handle_full(now, token),
-                Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
-                None => break,
+                Notice::Flushed(conn) => self.endpoint.handle_flushed(now, conn),
+                Notice::Fault(token, cause) => self.endpoint.fault(now, token, cause),
+                Notice::ReplayStalled(token) => self.endpoint.replay_stalled(now, token),
+                Notice::Finish(token, seq, how) => self.endpoint.finish(now, token, seq, how),
+                Notice::Gone(token) => self.gone(now, token),
+                Notice::Moves(token) => self.endpoint.moves_on(now, token),
+                Notice::Full(token) => self.endpoint.handle_full(now, token),
+                Notice::Unlistened(addr) => self.close_listener(addr, None),
             }
         }
         if self.control.has_asides() && !self.endpoint.is_reaching() {

@@ -68,15 +68,12 @@ pub(crate) async fn carry(mut link: Link, install: Install) {
         Ok(()) => run(&mut link, &install, &mut progress).await,
         Err(e) => failed(&link, &install, &e),
     };
-    let end = match end {
-        PumpEnd::Done => {
-            let (token, conn) = (install.token, link.conn);
-            if link.shared.with(|d, _| d.may_go_live(token, conn)) {
-                return finish(link, &install, progress.next);
-            }
-            PumpEnd::Stopped
-        }
-        other => other,
+    let (mut link, end) = match end {
+        PumpEnd::Done => match finish(link, &install, progress.next) {
+            None => return,
+            Some(link) => (link, PumpEnd::Stopped),
+        },
+        other => (link, other),
     };
     let end = match end {
         PumpEnd::Stopped => stopped(&mut link).await,
@@ -274,18 +271,25 @@ fn drain(connection: &dyn Connection, scratch: &ScratchBuffer, io: &dyn FlowIo) 
     }
 }
 
-/// Hands the connection to the front end.
-fn finish(link: Link, install: &Install, position: u64) {
-    let Link {
-        connection, shared, ..
-    } = link;
-    if install.io.local_final().is_some() {
-        connection.shut_write();
-    }
-    connection.flush();
-    let transport = connection.into_transport();
-    let replayed = position.saturating_sub(install.peer_received);
-    shared.with(|d, now| d.go_live(now, install.token, transport, replayed));
+/// Hands the connection to the front end. Returns it if the flow must not use it any more.
+fn finish(link: Link, install: &Install, position: u64) -> Option<Link> {
+    let shared = link.shared.clone();
+    // In one turn: nothing can end the flow's use of the connection in between. What is left of the link is dropped in it, which does not use the
+    // driver.
+    shared.with(|d, now| {
+        if !d.may_go_live(install.token, link.conn) {
+            return Some(link);
+        }
+        let connection = link.connection;
+        if install.io.local_final().is_some() {
+            connection.shut_write();
+        }
+        connection.flush();
+        let transport = connection.into_transport();
+        let replayed = position.saturating_sub(install.peer_received);
+        d.go_live(now, install.token, transport, replayed);
+        None
+    })
 }
 
 #[cfg(test)]
