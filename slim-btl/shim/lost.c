@@ -7,6 +7,7 @@
 #endif
 
 #include <stdio.h>
+#include <unistd.h>
 
 mca_btl_base_module_error_cb_fn_t slim_btl_on_error;
 
@@ -24,11 +25,19 @@ static const char *host_of(const opal_proc_t *peer)
     return NULL != host ? host : "a host unknown";
 }
 
+/* By one write: fprintf writes a long line in pieces, and mpirun puts other output between these. */
 static void say(const opal_proc_t *peer, uint32_t rank, const char *why, int len, const char *what_follows)
 {
-    fprintf(stderr, "slim: rank %u has lost rank %u (%s): %.*s%s\n", (unsigned)OPAL_PROC_MY_NAME.vpid,
-            (unsigned)rank, host_of(peer), len, why, what_follows);
-    fflush(stderr);
+    char line[1024];
+    size_t room = sizeof line - 1;
+    int n = snprintf(line, room, "slim: rank %u has lost rank %u (%s): %.*s%s", (unsigned)OPAL_PROC_MY_NAME.vpid,
+                     (unsigned)rank, host_of(peer), len, why, what_follows);
+    size_t end = n < 0 ? 0 : (size_t)n < room ? (size_t)n : room - 1;
+
+    line[end] = '\n';
+    if (0 > write(STDERR_FILENO, line, end + 1)) {
+        return; /* nobody is left who could be told */
+    }
 }
 
 #if SLIM_BTL_OPEN_MPI_5 && OPAL_ENABLE_FT_MPI
