@@ -21,8 +21,19 @@ struct Outcome {
     is_replaced: bool,
     /// They have not, and a daemon has crashed.
     is_crash: bool,
-    /// The shrink has left one rank alone.
-    is_alone: bool,
+    /// Open MPI itself has failed, in a way that is known.
+    is_fault: bool,
+}
+
+/// Whether Open MPI itself has failed in one of the ways in which it does now and then when a rank has died (docs/ULFM.md): the shrink leaves one
+/// rank alone, a collective of its own meets the death once more, or a send ends after its request.
+fn is_own_fault(text: &str) -> bool {
+    let is_alone = lines(text, "SHRUNK ").any(|line| line.contains(" ranks=1 "));
+    let complaints = [
+        "NBC_Progress: an error 75 was found",
+        "An error occurred in Send error after request freed",
+    ];
+    is_alone || complaints.iter().any(|words| text.contains(words))
 }
 
 /// When a line of the program says that something happened, in seconds since 1970.
@@ -54,13 +65,16 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
         heard: (shrunk && count("FAILED ") >= 2).then_some(last - killed),
         is_replaced,
         is_crash: !is_replaced && bench.a_daemon_crashed(),
-        is_alone: lines(&ended.text, "SHRUNK ").any(|line| line.contains(" ranks=1 ")),
+        is_fault: is_own_fault(&ended.text),
     };
     if !is_replaced {
-        let crash = outcome.is_crash;
+        let (crash, events) = (outcome.is_crash, bench.events());
+        let given_up = events.lines().filter(|line| line.contains("\"escalate\""));
         println!(
-            "{carrier:?}: {:?}, a daemon crashed: {crash}\n{}",
-            ended.status, ended.text
+            "{carrier:?}: {:?}, killed at {killed:.6}, a daemon crashed: {crash}\n{}\n{}",
+            ended.status,
+            ended.text,
+            given_up.collect::<Vec<_>>().join("\n")
         );
     }
     outcome
@@ -69,8 +83,8 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
 /// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job can replace the rank, or
 /// end with status 0: PRRTE's daemons corrupt their memory when a rank is spawned after another one has died, and crash then or later, with
 /// and without SLIM (docs/ULFM.md). How many do depends on their heaps, so the numbers with and without SLIM say nothing about each other.
-/// A job whose daemons have not crashed replaces the rank. The exception is a job in which the shrink has left one rank alone, with and without SLIM
-/// (docs/ULFM.md: 1 and 2 of 45 jobs). That may happen in one of these jobs.
+/// A job whose daemons have not crashed replaces the rank. The exception is a job in which Open MPI itself fails, with and without SLIM
+/// (docs/ULFM.md: 2 of 100 jobs, and 2 of 80). That may happen in one of these jobs, or in one of ten.
 fn a_killed_rank(test: &str, flavor: Flavor) {
     let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
     for _ in 0..runs().max(3) {
@@ -94,18 +108,18 @@ fn a_killed_rank(test: &str, flavor: Flavor) {
             outcomes.len(),
             heard.len(),
         );
-        let is_explained = |one: &&Outcome| one.is_replaced || one.is_crash || one.is_alone;
-        let explained = outcomes.iter().filter(is_explained).count();
-        let alone = outcomes.iter().filter(|one| one.is_alone).count();
-        (outcomes.len(), heard, explained, alone)
+        let is_bad = |one: &&Outcome| one.heard.is_none() || !(one.is_replaced || one.is_crash);
+        let bad = outcomes.iter().filter(is_bad);
+        let (faults, unexplained) = bad.partition::<Vec<_>, _>(|one| one.is_fault);
+        (heard, faults.len(), unexplained.len())
     });
-    let (jobs, heard, explained, alone) = slim;
-    assert_eq!(heard.len() + alone.min(1), jobs, "{heard:?}");
+    let (bare_heard, ..) = bare;
+    let (heard, faults, unexplained) = slim;
     assert_eq!(
-        explained, jobs,
-        "a rank was not replaced by daemons that are well"
+        unexplained, 0,
+        "the death was not heard of, or a rank was not replaced by daemons that are well"
     );
-    let (_, bare_heard, ..) = bare;
+    assert!(faults <= runs().div_ceil(10) as usize, "{faults} faults");
     if let Some(best) = bare_heard.first() {
         assert!(heard[0] <= best + MORE, "{heard:?}, bare {bare_heard:?}");
     }
