@@ -68,6 +68,11 @@ impl Start {
         }
     }
 
+    /// Whether bytes have been sent on the transport: since the flow began, there are `sent` now.
+    pub fn has_sent(self, sent: u64) -> bool {
+        sent != self.sent
+    }
+
     /// Bytes received since the flow began, by any process that shares the transport `fd`: ours until `self`, the kernel's from
     /// then on.
     pub fn all_received(self, fd: c_int) -> Option<u64> {

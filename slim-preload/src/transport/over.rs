@@ -24,18 +24,20 @@ pub fn escalate(flow: &'static Flow, verdict: Verdict) {
         // Sends were refused after the stream had ended, while the application could not see that end. Without SLIM it would have met the end
         // first. A program that sends before it reads must not get SIGPIPE for that, so its next send is the first one to be refused.
         (Verdict::Errno(libc::EPIPE), _) if ctl.receiving.end_came_first() => Verdict::Eof,
-        // The peer's stream had ended before the transport failed, so the failure concerns the bytes that we sent, if the peer lacks any.
-        // Otherwise the connection was reset by someone else, and the application's next send is the first one to be refused.
-        (Verdict::Eof, Some(libc::EPIPE)) if lacks_bytes(flow, &ctl) => Verdict::Errno(libc::EPIPE),
+        // The peer's stream had ended before the transport failed, so the failure concerns the bytes that we sent on it. If there are none,
+        // someone else than the peer's kernel has reset the connection, and the application's next send is the first one to be refused.
+        (Verdict::Eof, Some(libc::EPIPE)) if has_sent(flow, &ctl) => Verdict::Errno(libc::EPIPE),
         (verdict, _) => verdict,
     };
     conclude(flow, ctl, verdict);
 }
 
-/// Whether the peer's kernel had not acknowledged all bytes when the transport failed. True if that is unknown.
-fn lacks_bytes(flow: &Flow, ctl: &Ctl) -> bool {
-    ctl.old()
-        .is_none_or(|old| flow.stream.undelivered_on(old) != Ok(0))
+/// Whether the application has sent bytes on the transport that has failed. True if that is unknown.
+fn has_sent(flow: &Flow, ctl: &Ctl) -> bool {
+    let start = ctl.receiving.start();
+    flow.stream
+        .try_sent()
+        .is_none_or(|sent| start.has_sent(sent))
 }
 
 fn drain_if_suspended(flow: &'static Flow) {
