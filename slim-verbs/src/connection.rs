@@ -111,6 +111,11 @@ impl<V: Verbs + Clone + Send + 'static> Connection for PairConnection<V> {
         }
     }
 
+    /// A ring has a few hundred KiB, and TCP holds megabytes.
+    fn is_narrow(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
         flow.prepare(TransportRef::Other(&IsCarrier))?;
         self.pair()?.make_event()

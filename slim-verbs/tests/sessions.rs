@@ -68,6 +68,35 @@ fn bytes_survive_completions_that_are_lost() {
     pass(&near, &far);
 }
 
+/// Bytes that a side does not read do not keep its peer from receiving, although a ring holds fewer than are unread.
+#[test]
+fn a_side_receives_while_its_peer_does_not_read() {
+    for settings in [small(), VerbsSettings::default()] {
+        let sessions = VerbsSessions::open(&options(&[]), settings);
+        sessions.net.set_refusing(true);
+        let (near, far) = sessions.pair();
+        let sent: Vec<u8> = (0..1_000_000u32).map(|n| (n * 7 >> 5) as u8).collect();
+        near.send_all(&sent, LIMIT).unwrap();
+        sessions.net.set_refusing(false);
+        let begun = Instant::now();
+        while !(near.is_carried() && far.is_carried()) {
+            assert!(begun.elapsed() < LIMIT.unwrap(), "the flow does not return");
+            thread::sleep(Duration::from_millis(1));
+        }
+        for n in 0..6 {
+            far.send_all(&[n], LIMIT).unwrap();
+            let mut got = [0];
+            near.recv_exact(&mut got, LIMIT).unwrap();
+            assert_eq!(got, [n]);
+            sessions.net.fail_pairs(n % 2 == 0, PICKS[n as usize % 3]);
+        }
+        let mut got = vec![0; sent.len()];
+        far.recv_exact(&mut got, LIMIT).unwrap();
+        assert!(got == sent);
+        pass(&near, &far);
+    }
+}
+
 /// No queue pair can be made meanwhile, and TCP connections are killed while flows are on them.
 #[test]
 fn flows_fall_back_to_tcp_and_return_while_both_kinds_fail() {

@@ -2,7 +2,8 @@
 //!
 //! Both sides send the bytes that the other lacks, at the same time. Each must read meanwhile, or both would wait for
 //! ever with full buffers. Each may read only as many bytes as the other has announced for its replay, because the
-//! application takes the bytes after them at its own pace.
+//! application takes the bytes after them at its own pace. A side whose own replay is written leaves the rest of the peer's to the application,
+//! unless the connection is narrow ([`Connection::is_narrow`]).
 //!
 //! ```text
 //!            ┌──────────────────────── Stop, failure ──────────────┐
@@ -21,7 +22,7 @@ use crate::FlowIo;
 use crate::resume::link::Link;
 use crate::tasks::mailbox::Ended;
 use crate::tasks::order::{Install, Order};
-use crate::transport::{Connection, errno_of, ready};
+use crate::transport::{Connection, errno_of, readable, ready};
 
 const SCRATCH: usize = 64 * 1024;
 /// Bytes read before other tasks get a turn.
@@ -45,8 +46,23 @@ struct ReplayProgress {
     left: u64,
 }
 
+impl ReplayProgress {
+    /// Whether the flow may go on.
+    fn is_over(&self, connection: &dyn Connection, install: &Install) -> bool {
+        self.next == install.sent && (self.left == 0 || !connection.is_narrow())
+    }
+
+    /// Waits until bytes can be moved.
+    async fn may_go_on(&self, connection: &dyn Connection, install: &Install) -> io::Result<()> {
+        match self.next == install.sent {
+            true => readable(connection).await,
+            false => ready(connection, self.left > 0).await,
+        }
+    }
+}
+
 enum PumpEnd {
-    /// The replay is written.
+    /// The replay is written, and that of the peer is read as far as necessary.
     Done,
     /// The replay was stopped, or has failed.
     Stopped,
@@ -102,7 +118,7 @@ async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) 
             }
         }
         let moved = match step(&*link.connection, &link.shared.scratch, install, progress) {
-            Ok(_) if progress.next == install.sent => return PumpEnd::Done,
+            Ok(_) if progress.is_over(&*link.connection, install) => return PumpEnd::Done,
             Ok(moved) => moved,
             Err(e) => return failed(link, install, &e),
         };
@@ -118,7 +134,7 @@ async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) 
                 Some(_) => {}
                 None => return PumpEnd::Dropped,
             },
-            ready = ready(&*link.connection, progress.left > 0) => if ready.is_err() {
+            ready = progress.may_go_on(&*link.connection, install) => if ready.is_err() {
                 return PumpEnd::Dropped;
             },
             () = time::sleep(LOOK) => if silence.is_found(&*link.connection) {

@@ -134,6 +134,12 @@ pub trait Connection {
     /// A hint that nothing more can have arrived, which saves [`poll_readable`](Self::poll_readable) a check.
     fn expect_nothing(&self) {}
 
+    /// Whether the connection holds fewer bytes than a replay may have. Then each end reads the whole replay of the other before its flow goes on.
+    /// Otherwise the other one would stay suspended, and receive nothing, until the application reads.
+    fn is_narrow(&self) -> bool {
+        false
+    }
+
     /// What bytes under way wait for; `None` if there are none, or this kind cannot tell.
     fn ack_wait(&self) -> Option<AckWait> {
         None

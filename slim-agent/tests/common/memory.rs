@@ -292,6 +292,10 @@ impl Connection for PipeEnd {
         self.poll(context, true, |d| d.ended || d.flight.len() < FLIGHT)
     }
 
+    fn is_narrow(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
         flow.prepare(self.shown())
     }
