@@ -75,7 +75,7 @@ fn a_side_receives_while_its_peer_does_not_read() {
         let sessions = VerbsSessions::open(&options(&[]), settings);
         sessions.net.set_refusing(true);
         let (near, far) = sessions.pair();
-        let sent: Vec<u8> = (0..1_000_000u32).map(|n| (n * 7 >> 5) as u8).collect();
+        let sent: Vec<u8> = (0..1_000_000u32).map(|n| ((n * 7) >> 5) as u8).collect();
         near.send_all(&sent, LIMIT).unwrap();
         sessions.net.set_refusing(false);
         let begun = Instant::now();
