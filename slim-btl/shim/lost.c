@@ -25,7 +25,7 @@ static const char *host_of(const opal_proc_t *peer)
     return NULL != host ? host : "a host unknown";
 }
 
-/* By one write: fprintf writes a long line in pieces, and mpirun puts other output between these. */
+/* One write: fprintf writes a long line in pieces, and mpirun may put other output between them. */
 static void say(const opal_proc_t *peer, uint32_t rank, const char *why, int len, const char *what_follows)
 {
     char line[1024];
@@ -36,7 +36,7 @@ static void say(const opal_proc_t *peer, uint32_t rank, const char *why, int len
 
     line[end] = '\n';
     if (0 > write(STDERR_FILENO, line, end + 1)) {
-        return; /* nobody is left who could be told */
+        return; /* nobody reads stderr any more */
     }
 }
 

@@ -84,7 +84,7 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
 /// end with status 0: PRRTE's daemons corrupt their memory when a rank is spawned after another one has died, and crash then or later, with
 /// and without SLIM (docs/ULFM.md). How many do depends on their heaps, so the numbers with and without SLIM say nothing about each other.
 /// A job whose daemons have not crashed replaces the rank. The exception is a job in which Open MPI itself fails, with and without SLIM
-/// (docs/ULFM.md: 2 of 100 jobs, and 2 of 80). That may happen in one of these jobs, or in one of ten.
+/// (docs/ULFM.md: 2 of 100 jobs, and 2 of 80). That may happen in one of ten jobs, or in one if there are fewer.
 fn a_killed_rank(test: &str, flavor: Flavor) {
     let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
     for _ in 0..runs().max(3) {
