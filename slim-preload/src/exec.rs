@@ -17,21 +17,23 @@ use slim_agent::Agent;
 use slim_agent::exec::{HandedAgent, NotHanded, Stopped};
 use slim_core::FlowToken;
 use slim_core::saved::Saved;
-use slim_sys::handed;
 use slim_sys::lock::Lock;
+use slim_sys::{SignalMask, SignalsBlocked, handed};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The format of the file, and the version of the library. Another version cannot read it. tests/c/left.c has the same number.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const DAMAGED: &str = "what the program before has left is damaged";
 
 /// How long the agent has for its answer.
 const ANSWER: Duration = Duration::from_secs(1);
-/// How often a flow that cannot be handed over yet is looked at.
+/// How often a flow that cannot be handed over yet, or another thread's exec, is looked at.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long an exec of another thread is waited for. It ends this thread, unless it fails.
+pub const OTHER_EXEC: Duration = Duration::from_secs(10);
 
 /// What was left for the next program. It is withdrawn when the exec fails.
 struct LeftFlows {
@@ -53,7 +55,7 @@ impl Drop for Halted {
 }
 
 static LEFT: Lock<Option<LeftFlows>> = Lock::new(None);
-/// The thread that executes the next program; 0 if there is none.
+/// The thread whose turn it is to execute a program that gets flows; 0 if there is none.
 static EXECUTING: AtomicI32 = AtomicI32::new(0);
 
 impl Drop for LeftFlows {
@@ -65,6 +67,9 @@ impl Drop for LeftFlows {
     }
 }
 
+/// Flows that cannot be handed over now, and why.
+type Refused = Vec<(FlowToken, NotHanded)>;
+
 /// A flow with those of its numbers that survive the exec.
 type KeptFlow = (&'static Flow, Vec<c_int>);
 
@@ -73,34 +78,63 @@ pub fn exec<R>(program: &Program, real: impl FnOnce() -> R) -> R {
     if !runtime::in_use() {
         return real();
     }
-    sys::keep_errno(|| before(program));
+    let signals = sys::keep_errno(|| before(program));
     let r = real();
     sys::keep_errno(withdraw);
+    drop(signals);
     r
 }
 
-fn before(program: &Program) {
+/// What is to be done before an exec. The signals stay blocked if flows are left for the next program: a handler could use them.
+fn before(program: &Program) -> Option<SignalsBlocked> {
     if !runtime::in_own_process() {
-        return process::before_exec_of_vforked();
+        process::before_exec_of_vforked();
+        return None;
     }
     let kept = surviving();
-    match kept.is_empty() {
-        true => announce(),
-        false => match program.outcome() {
-            ExecOutcome::Fails => {}
-            ExecOutcome::Plain => make_plain(kept),
-            ExecOutcome::Ours => hand_over(kept),
-        },
+    if kept.is_empty() {
+        announce();
+        return None;
     }
+    let outcome = program.outcome();
+    if outcome == ExecOutcome::Fails {
+        return None;
+    }
+    // A handler that executes a program may have interrupted an exec.
+    withdraw();
+    // While another thread executes a program, the agent has stopped, and that thread has the flows.
+    let begun = Instant::now();
+    while !take_turn() && begun.elapsed() < OTHER_EXEC {
+        sys::nap(LOOK);
+    }
+    match outcome == ExecOutcome::Ours && take_turn() {
+        true => hand_over(kept),
+        false => {
+            make_plain(kept);
+            None
+        }
+    }
+}
+
+/// Whether it is this thread's turn to execute a program.
+fn take_turn() -> bool {
+    let own = sys::tid();
+    let was = EXECUTING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
+    was.is_ok() || was == Err(own)
 }
 
 /// The exec has failed, or a handler has left it: the session goes on.
 pub fn withdraw() {
     let executing = EXECUTING.load(Ordering::SeqCst);
     if executing != 0 && executing == sys::tid() {
-        EXECUTING.store(0, Ordering::SeqCst);
         drop(LEFT.with(Option::take));
+        EXECUTING.store(0, Ordering::SeqCst);
     }
+}
+
+/// In a forked child, in which no other thread of the parent exists.
+pub fn after_fork_child() {
+    EXECUTING.store(0, Ordering::SeqCst);
 }
 
 fn surviving() -> Vec<KeptFlow> {
@@ -141,9 +175,8 @@ fn announce() {
 }
 
 /// Leaves these flows for the next program. Those that have to wait too long, or cannot be handed over, become plain TCP.
-fn hand_over(mut kept: Vec<KeptFlow>) {
-    // A handler that executes a program may have interrupted an exec.
-    withdraw();
+fn hand_over(mut kept: Vec<KeptFlow>) -> Option<SignalsBlocked> {
+    let mut handlers_have_run = false;
     let begun = Instant::now();
     notice(&kept);
     kept.retain(|flow| may_be_handed(flow) || demote(flow, begun + demoting::PATIENCE));
@@ -157,15 +190,16 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
             // A flow without a session is plain TCP by now.
             flow.ctl_of(first).is_some()
         });
-        let signals = sys::SignalsBlocked::new();
-        let tokens = kept.iter().map(|(flow, _)| flow.token()).collect();
-        let refused = match runtime::with_agent(|a| a.hand_over(tokens, ANSWER)) {
-            Some(Ok((agent, stopped))) => match leave(&kept, &agent, stopped) {
-                Ok(()) => return,
-                Err(refused) => refused,
-            },
-            Some(Err(refused)) => refused,
-            None => Vec::new(),
+        let signals = SignalsBlocked::new();
+        let refused = match stop_and_leave(&kept, signals.before()) {
+            // Signals that have come in the meantime are the present program's.
+            Ok(()) if signals.holds_back() && !handlers_have_run => {
+                handlers_have_run = true;
+                withdraw();
+                continue;
+            }
+            Ok(()) => return Some(signals),
+            Err(refused) => refused,
         };
         drop(signals);
         kept.retain(|flow| {
@@ -183,6 +217,19 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
         sys::nap(LOOK);
     }
     announce();
+    None
+}
+
+/// Stops the agent, and leaves the flows. The error says which of them cannot be handed over; none if the agent does not answer.
+fn stop_and_leave(kept: &[KeptFlow], signals: SignalMask) -> Result<(), Refused> {
+    let tokens = kept.iter().map(|(flow, _)| flow.token());
+    if !take_turn() {
+        // A handler has executed a program meanwhile, and given the turn away.
+        return Err(tokens.map(|token| (token, NotHanded::Busy)).collect());
+    }
+    let (agent, stopped) = runtime::with_agent(|a| a.hand_over(tokens.collect(), ANSWER))
+        .unwrap_or(Err(Vec::new()))?;
+    leave(kept, &agent, stopped, signals)
 }
 
 /// Makes the flow plain TCP. Returns false.
@@ -212,7 +259,8 @@ fn leave(
     kept: &[KeptFlow],
     agent: &HandedAgent,
     stopped: Stopped,
-) -> Result<(), Vec<(FlowToken, NotHanded)>> {
+    signals: SignalMask,
+) -> Result<(), Refused> {
     let none = || {
         kept.iter()
             .map(|(flow, _)| (flow.token(), NotHanded::Never))
@@ -240,9 +288,9 @@ fn leave(
     };
     let mut bytes = Vec::new();
     named.save(&mut bytes);
+    (sys::pid() as u32, signals.bits()).save(&mut bytes);
     FORMAT.save(&mut bytes);
     VERSION.as_bytes().to_vec().save(&mut bytes);
-    (sys::pid() as u32).save(&mut bytes);
     agent.save(&mut bytes);
     fronts.save(&mut bytes);
     let file = handed::leave(&bytes).map_err(|_| none().collect::<Vec<_>>())?;
@@ -255,7 +303,6 @@ fn leave(
         _halted: halted,
         _stopped: stopped,
     };
-    EXECUTING.store(sys::tid(), Ordering::SeqCst);
     LEFT.with(|present| *present = Some(left));
     Ok(())
 }
@@ -283,12 +330,13 @@ fn close_untaken(kept: Vec<(c_int, u64)>) {
 }
 
 fn take_over_all(mut from: &[u8]) {
+    match <(u32, u64)>::load(&mut from) {
+        Some((pid, signals)) if pid == sys::pid() as u32 => SignalMask::from_bits(signals).set(),
+        // A child of that process, which has inherited the file. The session is not its own.
+        _ => return,
+    }
     if <(u32, Vec<u8>)>::load(&mut from) != Some((FORMAT, VERSION.as_bytes().to_vec())) {
         return lost("another version of SLIM has executed this program");
-    }
-    if u32::load(&mut from) != Some(sys::pid() as u32) {
-        // A child of that process, which has inherited the file. The session is not its own.
-        return;
     }
     options::any();
     let (Some(mut agent), Some(fronts)) = (HandedAgent::load(&mut from), Vec::load(&mut from))
@@ -297,7 +345,7 @@ fn take_over_all(mut from: &[u8]) {
     };
     let mut known = std::mem::take(&mut agent.flows);
     let started = runtime::start_handed(|config| {
-        let _signals = sys::SignalsBlocked::new();
+        let _signals = SignalsBlocked::new();
         let flows = fronts.into_iter().filter_map(|front: Front| {
             let at = known.iter().position(|(token, _)| *token == front.token)?;
             front.open(known.swap_remove(at).1)

@@ -1,5 +1,7 @@
 //! A stream that goes over to the next program, when a process executes one.
 
+use std::time::Duration;
+
 use libc::c_int;
 use slim_core::saved::Saved;
 use slim_sys as sys;
@@ -7,6 +9,9 @@ use slim_sys as sys;
 use crate::receive_half::ReceiveHalf;
 use crate::start::Start;
 use crate::stream::Stream;
+
+/// How long a call that sends is waited for: some system calls that do not block.
+const SENDING: Duration = Duration::from_millis(2);
 
 /// A stream at one moment.
 pub struct HandedStream {
@@ -23,13 +28,13 @@ pub struct HandedStream {
 }
 
 impl HandedStream {
-    /// The stream now. `None` while a call is inside that sends. Otherwise calls that send wait from now on, until
+    /// The stream now. `None` if a call is inside that sends, and stays there. Otherwise calls that send wait from now on, until
     /// [`Stream::take_back`]: there would be no copy of their bytes. The caller has its signals blocked.
     pub fn of(stream: &Stream, receiving: &ReceiveHalf) -> Option<Self> {
-        if stream.is_relayed() || !stream.try_lock_half() {
+        if stream.is_relayed() || !stream.lock_half_within(SENDING) {
             return None;
         }
-        // A handler that runs before the exec must not wait for its own thread.
+        // Code that runs in this thread before the exec must not wait for it.
         stream.holder_may_be_cancelled(true);
         let (acked, kept_from, kept) = stream.with_half(|half| {
             let acked = half.replay.start();
@@ -83,16 +88,17 @@ impl Stream {
     /// stream was handed over. The exec ended these threads.
     pub fn catch_up(&self, half: &ReceiveHalf, fd: c_int) {
         let now = Start::of(self, self.sent(), fd);
-        let Some((missed, state)) = now.zip(sys::tcp_state(fd)) else {
+        let Some((now, state)) = now.zip(sys::tcp_state(fd)) else {
             return;
         };
-        let missed = half.start().uncounted(missed);
-        // An end counts like a byte. Of a connection that is over it is not known whether the peer has ended it.
-        let end = match state {
-            sys::TCP_CLOSE => missed == 1,
-            _ => missed > 0 && sys::is_state_of_end(state),
+        // An end counts like a byte. If bytes of a connection that is over are unread, it is not known whether it was ended. Then a byte
+        // too many is counted, which the resume refuses, not one too few, which would come twice.
+        let ended = match state {
+            sys::TCP_CLOSE => sys::readable(fd) == 0 && sys::has_peer_fin(fd),
+            _ => sys::is_state_of_end(state),
         };
-        self.add_received(missed - u64::from(end));
+        let missed = half.start().uncounted(now);
+        self.add_received(missed.saturating_sub(ended.into()));
     }
 }
 
@@ -201,6 +207,46 @@ mod tests {
             new.bar();
             assert_eq!(new.drain(&mut half, fd, 0), Ok(()));
             assert_eq!((new.received(), half.stash.len()), (16, 8));
+        }
+    }
+
+    /// Both ends of a connection, and its stream as the next program gets it after `meanwhile`.
+    fn next_program(
+        meanwhile: impl FnOnce(&mut std::net::TcpStream, std::net::TcpStream),
+    ) -> (std::net::TcpStream, Stream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let (old, half) = (Stream::new(), ReceiveHalf::new(true));
+        old.renew();
+        let handed = HandedStream::of(&old, &half).unwrap();
+        meanwhile(&mut near, far);
+        let new = Stream::new();
+        new.renew();
+        let half = handed.restore(&new);
+        new.catch_up(&half, std::os::fd::AsRawFd::as_raw_fd(&near));
+        (near, new)
+    }
+
+    #[test]
+    fn a_byte_that_was_received_before_a_reset_is_no_end() {
+        use std::io::{Read, Write};
+        for (bytes, ends, want) in [(1, false, 1), (0, true, 0), (1, true, 1), (9, false, 9)] {
+            let (_near, stream) = next_program(|near, mut far| {
+                far.write_all(&[7; 9][..bytes]).unwrap();
+                near.read_exact(&mut [0; 9][..bytes]).unwrap();
+                let fd = std::os::fd::AsRawFd::as_raw_fd(near);
+                if ends {
+                    far.shutdown(std::net::Shutdown::Write).unwrap();
+                    while sys::tcp_state(fd) != Some(sys::TCP_CLOSE_WAIT) {}
+                }
+                let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
+                let far_fd = std::os::fd::AsRawFd::as_raw_fd(&far);
+                sys::set_option(far_fd, level, option, &sys::AT_ONCE);
+                drop(far);
+                while sys::tcp_state(fd) != Some(sys::TCP_CLOSE) {}
+            });
+            assert_eq!(stream.received(), want, "{bytes} {ends}");
         }
     }
 

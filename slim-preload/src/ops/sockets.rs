@@ -308,7 +308,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     {
         sys::keep_errno(|| transport::notice(flow, fd));
     }
-    let Some(ctl) = flow.own_at(fd) else {
+    let Some(ctl) = flow.own_after_exec(fd) else {
         return real();
     };
     let reads_no_more = how != libc::SHUT_WR && !flow.read_shut.swap(true, Ordering::Relaxed);

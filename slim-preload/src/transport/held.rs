@@ -8,24 +8,19 @@
 
 use super::flags::set_flags;
 use super::unmanage;
+use crate::exec::OTHER_EXEC;
 use crate::flow::{Ctl, Flow, Mode};
 use crate::{epoll, runtime, sys, table};
 use libc::c_int;
 use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Bound on waiting for an exec. One that takes longer is not of this process: a vforked child waits for its parent's.
-const EXECUTED: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 impl Flow {
     /// The control part, if the flow is still the one behind `fd`. Unless the flow is open, the file under the number is
     /// checked first.
     pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
-        let mut ctl = self.ctl();
-        if ctl.handed_by != 0 {
-            ctl = self.wait_for_exec(ctl);
-        }
+        let ctl = self.ctl_after_exec();
         if !ctl.fds.contains(&fd) {
             return None;
         }
@@ -35,17 +30,34 @@ impl Flow {
         }
     }
 
-    /// Another thread executes a program, which gets the flow as it is now. That ends this thread, unless it fails.
+    /// The control part, when no other thread executes a program that gets the flow as it is now. That exec ends this thread, unless it
+    /// fails.
+    fn ctl_after_exec(&'static self) -> Guard<'static, Ctl> {
+        let ctl = self.ctl();
+        match ctl.handed_by {
+            0 => ctl,
+            _ => self.wait_for_exec(ctl),
+        }
+    }
+
     #[cold]
     fn wait_for_exec(&'static self, mut ctl: Guard<'static, Ctl>) -> Guard<'static, Ctl> {
         let begun = Instant::now();
-        while ctl.handed_by != 0 && ctl.handed_by != sys::tid() && begun.elapsed() < EXECUTED {
+        let is_others = |ctl: &Ctl| ctl.handed_by != 0 && ctl.handed_by != sys::tid();
+        // A vforked child would wait for an exec of its parent's.
+        while is_others(&ctl) && begun.elapsed() < OTHER_EXEC && runtime::in_own_process() {
             let seen = self.stream.signal();
             drop(ctl);
-            let _ = sys::keep_errno(|| self.stream.wait(seen, Some(EXECUTED)));
+            let _ = sys::keep_errno(|| self.stream.wait(seen, Some(OTHER_EXEC)));
             ctl = self.ctl();
         }
         ctl
+    }
+
+    /// [`own_at`](Self::own_at), when no other thread executes a program that gets the flow as it is now.
+    pub fn own_after_exec(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
+        let ctl = self.checked(self.ctl_after_exec())?;
+        ctl.fds.contains(&fd).then_some(ctl)
     }
 
     /// The control part, if the file under `fd` is the flow's.

@@ -107,7 +107,7 @@ static int get_number(uint64_t *n) {
 }
 
 static void report(uint64_t next, uint64_t repeated, uint64_t lost) {
-    if (lost > EXECS) line("%" PRIu64 " numbers lost", lost);
+    if (lost > (is("refused") ? 0 : EXECS)) line("%" PRIu64 " numbers lost", lost);
     line("%s numbers, %" PRIu64 " repeated", next > 100 ? "many" : "few", repeated);
 }
 
@@ -148,21 +148,87 @@ static void *get_numbers(void *none UNUSED) {
 }
 
 static void *put_more_numbers(void *none UNUSED) {
-    for (;;) {
+    while (!over) {
         uint64_t n = __atomic_fetch_add(&moved->sent, 1, __ATOMIC_RELAXED);
         put_number(n);
-        if (n % 16 == 0) ms(1);
+        if (n % 16 == 0 && !is("refused")) ms(1);
     }
     return NULL;
 }
 
 static void go(const char *path, char **env, int how);
 
-static void execute_while_moving(void) {
-    int times = is("backlog") ? EXECS / 2 : EXECS;
+static void share_moved(void) {
     if (!step) MUST(dup2(MUST(memfd_create("moved", 0)), 80));
     MUST(ftruncate(80, sizeof *moved));
     moved = mmap(NULL, sizeof *moved, PROT_READ | PROT_WRITE, MAP_SHARED, 80, 0);
+}
+
+// A handler interrupts the executing thread, and sends, or in the end shuts the connection down.
+static void in_exec(int s UNUSED) {
+    int e = errno;
+    if (step + 1 < EXECS / 2)
+        put_number(moved->sent++);
+    else
+        shutdown(fd, SHUT_WR);
+    errno = e;
+}
+
+static void execute_while_interrupted(void) {
+    share_moved();
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+    pthread_t t;
+    MUST(-pthread_create(&t, NULL, get_numbers, NULL));
+    if (step < EXECS / 2) {
+        signal(SIGALRM, in_exec);
+        // The kernel deletes this timer at the exec, with its signals.
+        timer_t timer;
+        struct itimerspec often = {{0, 300000}, {0, 300000}};
+        MUST(timer_create(CLOCK_MONOTONIC, NULL, &timer));
+        MUST(timer_settime(timer, 0, &often, NULL));
+        pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+        ms(step % 12);
+        go(self, NULL, 0);
+        line("exec: %s", ename(errno));
+    }
+    shutdown(fd, SHUT_WR);
+    meet();
+    over = 1;
+    report(moved->received, moved->repeated, moved->lost);
+}
+
+static void *execute_in_vain(void *none UNUSED) {
+    static char huge[300000];
+    memset(huge, 'x', sizeof huge - 1);
+    char *args[] = {"x", huge, NULL};
+    while (!over) execve(self, args, environ);
+    return NULL;
+}
+
+// Several threads execute a program that loads SLIM, too, with an argument that is too long, beside traffic both ways.
+static void execute_while_refused(void) {
+    static struct moved here;
+    enum { THREADS = 6 };
+    pthread_t receiver, sender, t[THREADS];
+    moved = &here;
+    MUST(-pthread_create(&receiver, NULL, get_numbers, NULL));
+    MUST(-pthread_create(&sender, NULL, put_more_numbers, NULL));
+    for (int i = 0; i < THREADS; i++) MUST(-pthread_create(&t[i], NULL, execute_in_vain, NULL));
+    ms(3000);
+    over = 1;
+    for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
+    pthread_join(sender, NULL);
+    put_number(LAST);
+    meet();
+    report(moved->received, moved->repeated, moved->lost);
+}
+
+static void execute_while_moving(void) {
+    int times = is("backlog") ? EXECS / 2 : EXECS;
+    share_moved();
     pthread_t t;
     MUST(-pthread_create(&t, NULL, get_numbers, NULL));
     if (step < times) {
@@ -285,6 +351,8 @@ static void strangers(void) {
 
 static void execute(void) {
     if (is("moving") || is("backlog")) return execute_while_moving();
+    if (is("refused")) return execute_while_refused();
+    if (is("interrupted")) return execute_while_interrupted();
     int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
     if (step) line("step %d", step);
     if (step && (is("after") || is("names") || is("children") || is("two"))) break_if_wanted();
@@ -348,7 +416,7 @@ int main(int argc, char **argv) {
     if (l >= 0) close(l);
     if (executes)
         execute();
-    else if (is("moving") || is("backlog"))
+    else if (is("moving") || is("backlog") || is("refused") || is("interrupted"))
         serve_numbers();
     else
         serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));

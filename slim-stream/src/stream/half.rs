@@ -59,6 +59,20 @@ impl Stream {
         alone
     }
 
+    /// Takes the sending half if it is free within `limit`.
+    pub fn lock_half_within(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            if self.try_lock_half() {
+                return true;
+            }
+            if begun.elapsed() > limit {
+                return false;
+            }
+            slim_sys::nap(MOMENT);
+        }
+    }
+
     /// Returns the sending half.
     #[inline]
     pub fn unlock_half(&self) {
