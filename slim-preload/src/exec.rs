@@ -9,6 +9,7 @@ pub mod program;
 
 use crate::flow::Flow;
 use crate::ops::{closing, demoting};
+use crate::transport::OTHER_EXEC;
 use crate::{options, process, runtime, sys, table, transport};
 use flows::Front;
 use libc::c_int;
@@ -19,7 +20,7 @@ use slim_core::FlowToken;
 use slim_core::saved::Saved;
 use slim_sys::lock::Lock;
 use slim_sys::{SignalMask, SignalsBlocked, handed};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The format of the file, and the version of the library. Another version cannot read it. tests/c/left.c has the same number.
@@ -32,8 +33,6 @@ const DAMAGED: &str = "what the program before has left is damaged";
 const ANSWER: Duration = Duration::from_secs(1);
 /// How often a flow that cannot be handed over yet, or another thread's exec, is looked at.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long an exec of another thread is waited for. It ends this thread, unless it fails.
-pub const OTHER_EXEC: Duration = Duration::from_secs(10);
 
 /// What was left for the next program. It is withdrawn when the exec fails.
 struct LeftFlows {
@@ -55,8 +54,8 @@ impl Drop for Halted {
 }
 
 static LEFT: Lock<Option<LeftFlows>> = Lock::new(None);
-/// The thread whose turn it is to execute a program that gets flows; 0 if there is none.
-static EXECUTING: AtomicI32 = AtomicI32::new(0);
+/// The process and the thread whose turn it is to execute a program that gets flows; 0 if there is none.
+static EXECUTING: AtomicU64 = AtomicU64::new(0);
 
 impl Drop for LeftFlows {
     fn drop(&mut self) {
@@ -118,23 +117,30 @@ fn before(program: &Program) -> Option<SignalsBlocked> {
 
 /// Whether it is this thread's turn to execute a program.
 fn take_turn() -> bool {
-    let own = sys::tid();
-    let was = EXECUTING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
-    was.is_ok() || was == Err(own)
+    let own = this_thread();
+    let mut was = EXECUTING.load(Ordering::SeqCst);
+    // In a forked child there may be a thread of its parent.
+    while was != own && was >> 32 != own >> 32 {
+        match EXECUTING.compare_exchange(was, own, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return true,
+            Err(now) => was = now,
+        }
+    }
+    was == own
+}
+
+/// The calling thread, as in [`EXECUTING`].
+fn this_thread() -> u64 {
+    (sys::pid() as u64) << 32 | sys::tid() as u64
 }
 
 /// The exec has failed, or a handler has left it: the session goes on.
 pub fn withdraw() {
     let executing = EXECUTING.load(Ordering::SeqCst);
-    if executing != 0 && executing == sys::tid() {
+    if executing != 0 && executing == this_thread() {
         drop(LEFT.with(Option::take));
         EXECUTING.store(0, Ordering::SeqCst);
     }
-}
-
-/// In a forked child, in which no other thread of the parent exists.
-pub fn after_fork_child() {
-    EXECUTING.store(0, Ordering::SeqCst);
 }
 
 fn surviving() -> Vec<KeptFlow> {

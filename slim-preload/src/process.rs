@@ -8,8 +8,8 @@ use crate::flow::Flow;
 use crate::ops::{demoting, left};
 use crate::stand_in::{self, Departure};
 use crate::{
-    descriptors, epoll, exec, exit, flow, heap, kept_names, listeners, marks, runtime, sleep, sys,
-    table, transport,
+    descriptors, epoll, exit, flow, heap, kept_names, listeners, marks, runtime, sleep, sys, table,
+    transport,
 };
 use libc::c_int;
 use slim_sys::{limit, numbers};
@@ -109,7 +109,6 @@ extern "C" fn after_fork_child() {
     listeners::after_fork(true);
     flow::after_fork(true);
     exit::after_fork(true);
-    exec::after_fork_child();
     slim_stream::forget_marks();
     runtime::after_fork_child();
 }

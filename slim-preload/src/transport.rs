@@ -33,6 +33,7 @@ pub use fault::{
     remember, set_pending_error,
 };
 use flags::{copy_flags, with_file};
+pub use held::OTHER_EXEC;
 use over::conclude;
 pub use over::{escalate, take_pending_error};
 

@@ -8,13 +8,15 @@
 
 use super::flags::set_flags;
 use super::unmanage;
-use crate::exec::OTHER_EXEC;
 use crate::flow::{Ctl, Flow, Mode};
 use crate::{epoll, runtime, sys, table};
 use libc::c_int;
 use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long an exec of another thread is waited for. It ends this thread, unless it fails.
+pub const OTHER_EXEC: Duration = Duration::from_secs(10);
 
 impl Flow {
     /// The control part, if the flow is still the one behind `fd`. Unless the flow is open, the file under the number is
