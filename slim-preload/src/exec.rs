@@ -19,12 +19,12 @@ use slim_agent::exec::{HandedAgent, NotHanded, Stopped};
 use slim_core::FlowToken;
 use slim_core::saved::Saved;
 use slim_sys::lock::Lock;
-use slim_sys::{SignalMask, SignalsBlocked, handed};
+use slim_sys::{SignalsBlocked, handed};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The format of the file, and the version of the library. Another version cannot read it. tests/c/left.c has the same number.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 2;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const DAMAGED: &str = "what the program before has left is damaged";
@@ -54,7 +54,7 @@ impl Drop for Halted {
 }
 
 static LEFT: Lock<Option<LeftFlows>> = Lock::new(None);
-/// The process and the thread whose turn it is to execute a program that gets flows; 0 if there is none.
+/// The process and the thread that executes the next program; 0 if there is none.
 static EXECUTING: AtomicU64 = AtomicU64::new(0);
 
 impl Drop for LeftFlows {
@@ -77,56 +77,56 @@ pub fn exec<R>(program: &Program, real: impl FnOnce() -> R) -> R {
     if !runtime::in_use() {
         return real();
     }
-    let signals = sys::keep_errno(|| before(program));
+    sys::keep_errno(|| before(program));
     let r = real();
     sys::keep_errno(withdraw);
-    drop(signals);
     r
 }
 
-/// What is to be done before an exec. The signals stay blocked if flows are left for the next program: a handler could use them.
-fn before(program: &Program) -> Option<SignalsBlocked> {
+fn before(program: &Program) {
     if !runtime::in_own_process() {
-        process::before_exec_of_vforked();
-        return None;
+        return process::before_exec_of_vforked();
     }
     let kept = surviving();
-    if kept.is_empty() {
-        announce();
-        return None;
-    }
-    let outcome = program.outcome();
-    if outcome == ExecOutcome::Fails {
-        return None;
-    }
-    // A handler that executes a program may have interrupted an exec.
-    withdraw();
-    // While another thread executes a program, the agent has stopped, and that thread has the flows.
-    let begun = Instant::now();
-    while !take_turn() && begun.elapsed() < OTHER_EXEC {
-        sys::nap(LOOK);
-    }
-    match outcome == ExecOutcome::Ours && take_turn() {
-        true => hand_over(kept),
-        false => {
-            make_plain(kept);
-            None
-        }
+    match kept.is_empty() {
+        true => announce(),
+        false => match program.outcome() {
+            ExecOutcome::Fails => {}
+            ExecOutcome::Plain => make_plain(kept),
+            ExecOutcome::Ours => hand_over(kept),
+        },
     }
 }
 
-/// Whether it is this thread's turn to execute a program.
+/// Makes this thread the one that executes the next program. False if another one is: the agent has stopped, and that thread has the flows.
 fn take_turn() -> bool {
     let own = this_thread();
     let mut was = EXECUTING.load(Ordering::SeqCst);
-    // In a forked child there may be a thread of its parent.
-    while was != own && was >> 32 != own >> 32 {
+    while was == 0 || is_of_parent(was) {
         match EXECUTING.compare_exchange(was, own, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => return true,
+            Ok(0) => return true,
+            Ok(_) => {
+                forget_parents();
+                return true;
+            }
             Err(now) => was = now,
         }
     }
-    was == own
+    false
+}
+
+/// Whether the thread is one of the process that has forked this one.
+fn is_of_parent(thread: u64) -> bool {
+    thread >> 32 != this_thread() >> 32
+}
+
+/// What a thread of the parent has left is not for the program that this process executes.
+fn forget_parents() {
+    if let Some(left) = LEFT.with(Option::take) {
+        handed::withdraw(left.file);
+        // The parent has the flows, and its agent is not here.
+        std::mem::forget(left);
+    }
 }
 
 /// The calling thread, as in [`EXECUTING`].
@@ -181,14 +181,17 @@ fn announce() {
 }
 
 /// Leaves these flows for the next program. Those that have to wait too long, or cannot be handed over, become plain TCP.
-fn hand_over(mut kept: Vec<KeptFlow>) -> Option<SignalsBlocked> {
-    let mut handlers_have_run = false;
-    let begun = Instant::now();
+fn hand_over(mut kept: Vec<KeptFlow>) {
+    // A handler that executes a program may have interrupted an exec.
+    withdraw();
+    let first = Instant::now();
+    let limit = first + demoting::PATIENCE;
     notice(&kept);
-    kept.retain(|flow| may_be_handed(flow) || demote(flow, begun + demoting::PATIENCE));
+    kept.retain(|flow| may_be_handed(flow) || demote(flow, limit));
     announce();
+    // Execs of other threads take time, which is not the flows'.
+    let mut begun = first;
     while !kept.is_empty() {
-        let limit = begun + demoting::PATIENCE;
         kept.retain(|(flow, numbers)| {
             let first = numbers[0];
             transport::notice(flow, first);
@@ -197,16 +200,25 @@ fn hand_over(mut kept: Vec<KeptFlow>) -> Option<SignalsBlocked> {
             flow.ctl_of(first).is_some()
         });
         let signals = SignalsBlocked::new();
-        let refused = match stop_and_leave(&kept, signals.before()) {
-            // Signals that have come in the meantime are the present program's.
-            Ok(()) if signals.holds_back() && !handlers_have_run => {
-                handlers_have_run = true;
-                withdraw();
-                continue;
+        if !take_turn() {
+            drop(signals);
+            if first.elapsed() > OTHER_EXEC {
+                return make_plain(kept);
             }
-            Ok(()) => return Some(signals),
-            Err(refused) => refused,
+            sys::nap(LOOK);
+            begun = Instant::now();
+            continue;
+        }
+        let tokens = kept.iter().map(|(flow, _)| flow.token()).collect();
+        let refused = match runtime::with_agent(|a| a.hand_over(tokens, ANSWER)) {
+            Some(Ok((agent, stopped))) => match leave(&kept, &agent, stopped) {
+                Ok(()) => return,
+                Err(refused) => refused,
+            },
+            Some(Err(refused)) => refused,
+            None => Vec::new(),
         };
+        withdraw();
         drop(signals);
         kept.retain(|flow| {
             let token = flow.0.token();
@@ -223,19 +235,6 @@ fn hand_over(mut kept: Vec<KeptFlow>) -> Option<SignalsBlocked> {
         sys::nap(LOOK);
     }
     announce();
-    None
-}
-
-/// Stops the agent, and leaves the flows. The error says which of them cannot be handed over; none if the agent does not answer.
-fn stop_and_leave(kept: &[KeptFlow], signals: SignalMask) -> Result<(), Refused> {
-    let tokens = kept.iter().map(|(flow, _)| flow.token());
-    if !take_turn() {
-        // A handler has executed a program meanwhile, and given the turn away.
-        return Err(tokens.map(|token| (token, NotHanded::Busy)).collect());
-    }
-    let (agent, stopped) = runtime::with_agent(|a| a.hand_over(tokens.collect(), ANSWER))
-        .unwrap_or(Err(Vec::new()))?;
-    leave(kept, &agent, stopped, signals)
 }
 
 /// Makes the flow plain TCP. Returns false.
@@ -261,15 +260,10 @@ fn may_be_handed((flow, numbers): &KeptFlow) -> bool {
 }
 
 /// Leaves the flows, of which the agent knows `agent`. The agent has stopped.
-fn leave(
-    kept: &[KeptFlow],
-    agent: &HandedAgent,
-    stopped: Stopped,
-    signals: SignalMask,
-) -> Result<(), Refused> {
-    let none = || {
-        kept.iter()
-            .map(|(flow, _)| (flow.token(), NotHanded::Never))
+fn leave(kept: &[KeptFlow], agent: &HandedAgent, stopped: Stopped) -> Result<(), Refused> {
+    let all = |why| {
+        let tokens = kept.iter().map(|(flow, _)| flow.token());
+        tokens.map(|token| (token, why)).collect::<Refused>()
     };
     let (mut fronts, mut refused, mut halted) = (Vec::new(), Vec::new(), Halted::default());
     for (flow, numbers) in kept {
@@ -290,16 +284,17 @@ fn leave(
     kept.extend(fronts.iter().filter_map(Front::waiting));
     let named = kept.iter().map(|fd| Some((*fd, sys::identity(*fd)?)));
     let Some(named) = named.collect::<Option<Vec<_>>>() else {
-        return Err(none().collect());
+        // Another thread has closed one since, or a transport was replaced.
+        return Err(all(NotHanded::Soon));
     };
     let mut bytes = Vec::new();
     named.save(&mut bytes);
-    (sys::pid() as u32, signals.bits()).save(&mut bytes);
     FORMAT.save(&mut bytes);
     VERSION.as_bytes().to_vec().save(&mut bytes);
+    (sys::pid() as u32).save(&mut bytes);
     agent.save(&mut bytes);
     fronts.save(&mut bytes);
-    let file = handed::leave(&bytes).map_err(|_| none().collect::<Vec<_>>())?;
+    let file = handed::leave(&bytes).map_err(|_| all(NotHanded::Never))?;
     for fd in &kept {
         handed::set_survives(*fd, true);
     }
@@ -336,13 +331,12 @@ fn close_untaken(kept: Vec<(c_int, u64)>) {
 }
 
 fn take_over_all(mut from: &[u8]) {
-    match <(u32, u64)>::load(&mut from) {
-        Some((pid, signals)) if pid == sys::pid() as u32 => SignalMask::from_bits(signals).set(),
-        // A child of that process, which has inherited the file. The session is not its own.
-        _ => return,
-    }
     if <(u32, Vec<u8>)>::load(&mut from) != Some((FORMAT, VERSION.as_bytes().to_vec())) {
         return lost("another version of SLIM has executed this program");
+    }
+    if u32::load(&mut from) != Some(sys::pid() as u32) {
+        // A child of that process, which has inherited the file. The session is not its own.
+        return;
     }
     options::any();
     let (Some(mut agent), Some(fronts)) = (HandedAgent::load(&mut from), Vec::load(&mut from))

@@ -47,12 +47,6 @@ fn other_threads_read_and_send_at_the_moment_of_an_exec() {
     unnoticed("executes", &["moving", "backlog", "moving", "backlog"], 1);
 }
 
-/// What it sends then, it sends after the connection has been handed over.
-#[test]
-fn a_handler_interrupts_the_thread_that_executes() {
-    unnoticed("executes", &["interrupted"; 4], 1);
-}
-
 /// Each waits until the others' have failed.
 #[test]
 fn execs_fail_in_several_threads() {

@@ -150,21 +150,6 @@ impl SignalMask {
         Self(mask)
     }
 
-    /// As a number: bit 0 is signal 1.
-    pub fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// The mask with these [`bits`](Self::bits).
-    pub fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// Makes it the calling thread's.
-    pub fn set(self) {
-        Self::change(&self.0, std::ptr::null_mut());
-    }
-
     fn change(new: *const u64, old: *mut u64) {
         // SAFETY: each is null or valid; the kernel's set has as many bytes.
         let _ = unsafe {
@@ -179,20 +164,14 @@ impl SignalMask {
     }
 }
 
-/// The blocked signals that wait for the calling thread.
-fn pending() -> u64 {
-    let mut pending = 0u64;
-    // SAFETY: the kernel writes a mask of 8 bytes.
-    let _ = unsafe { call!(libc::SYS_rt_sigpending, &raw mut pending, size_of::<u64>()) };
-    pending
-}
-
 /// Runs `f`. A SIGPIPE that the calling thread gets meanwhile has no effect.
 pub fn without_sigpipe<R>(f: impl FnOnce() -> R) -> R {
     let pipe = 1u64 << (libc::SIGPIPE - 1);
     let SignalMask(before) = SignalMask::of_this_thread();
     SignalMask::change(&(before | pipe), std::ptr::null_mut());
-    let pending = pending();
+    let mut pending = 0u64;
+    // SAFETY: the kernel writes a mask of 8 bytes.
+    let _ = unsafe { call!(libc::SYS_rt_sigpending, &raw mut pending, size_of::<u64>()) };
     let r = f();
     if (before | pending) & pipe == 0 {
         let at_once = libc::timespec {
@@ -252,19 +231,6 @@ impl SignalsBlocked {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
             SignalsBlocked(old.assume_init())
         }
-    }
-}
-
-impl SignalsBlocked {
-    /// The signals that the thread had blocked before.
-    pub fn before(&self) -> SignalMask {
-        // SAFETY: a set begins with the kernel's 64 signals.
-        SignalMask(unsafe { (&raw const self.0).cast::<u64>().read_unaligned() })
-    }
-
-    /// Whether a signal waits that comes in when the guard is dropped.
-    pub fn holds_back(&self) -> bool {
-        pending() & !self.before().0 != 0
     }
 }
 

@@ -1,6 +1,9 @@
 //! Writes of a peer that come too late, or to a wrong place.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use slim_rdma::{
     Access, AdapterEvent, Completed, Completion, PairAddress, PairSizes, Payload, ReadWork,
@@ -8,7 +11,7 @@ use slim_rdma::{
     ibverbs::{ProgramAccess, ProgramMemory, ProgramPort, VerbsAdapter},
 };
 
-use super::{DETECTION, rxe, sizes, wait};
+use super::{DETECTION, Rxe, rxe, sizes, wait};
 
 /// A queue pair without the protocol, with a region.
 struct Raw<'a> {
@@ -248,4 +251,92 @@ fn late_and_wrong_reads_do_not_land() {
         far.release();
     }
     assert!(sink.iter().all(|byte| *byte == 0x33));
+}
+
+/// Reads of one thread's own queue pairs, which break again and again. Returns how many were done, and on how many queue pairs some were not.
+fn read_on_breaking_pairs(rxe: &Rxe, until: Instant, refused: bool) -> (u32, u32) {
+    const READS: usize = 8;
+    let mut adapters = rxe.open();
+    let ports = adapters.each_ref().map(VerbsAdapter::program_port);
+    let mut source = vec![0x11_u8; LONG];
+    let mut sinks = vec![0x33_u8; READS * LONG];
+    let register = |port: &ProgramPort, memory: &mut [u8], access| {
+        // SAFETY: both live until the end of the function, and the registrations end before.
+        unsafe { port.register(memory.as_mut_ptr(), memory.len(), access) }.unwrap()
+    };
+    let from = register(&ports[1], &mut source, ProgramAccess::Readable);
+    let into = register(&ports[0], &mut sinks, ProgramAccess::Sink);
+    let (mut done, mut broken) = (0, 0);
+    while Instant::now() < until {
+        let [mut near, far] = two(&mut adapters);
+        let number = near.own.number;
+        sinks.fill(0x33);
+        for id in 0..READS {
+            let sink = sinks[id * LONG..].as_ptr() as u64;
+            let work = ReadWork {
+                id: id as u64,
+                from: RemoteKey {
+                    addr: source.as_ptr() as u64,
+                    key: from.remote_key(),
+                },
+                into: into.local_key(sink),
+                len: LONG as u32,
+            };
+            near.adapter.post_read(number, &work).unwrap();
+            if refused && id == READS / 2 {
+                let RemoteKey { addr, key } = far.own.ring;
+                let addr = addr + LEN as u64 - 99;
+                near.write(100, 0x44, RemoteKey { addr, key }, 100);
+            }
+        }
+        let mut left = READS;
+        while left > 0 {
+            let next = wait("a completion", Duration::from_secs(20), || {
+                near.adapter.poll(number)
+            });
+            match next.how {
+                Completed::Read => {
+                    let sink = &sinks[next.id as usize * LONG..][..LONG];
+                    assert!(sink.iter().all(|byte| *byte == 0x11), "read {}", next.id);
+                    (left, done) = (left - 1, done + 1);
+                }
+                Completed::Written => {}
+                _ => {
+                    broken += 1;
+                    break;
+                }
+            }
+        }
+        near.release();
+        far.release();
+    }
+    (done, broken)
+}
+
+/// Soft RoCE, on a busy machine, reports reads as done whose queue pair is about to fail, and whose bytes are not there.
+#[test]
+fn a_read_that_is_done_has_its_bytes() {
+    let Some(rxe) = rxe("fences::a_read_that_is_done_has_its_bytes") else {
+        return;
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    let (mut done, mut broken) = (0, 0);
+    thread::scope(|scope| {
+        let readers = [false, false, false, false, false, true];
+        let rxe = &rxe;
+        let readers =
+            readers.map(|refused| scope.spawn(move || read_on_breaking_pairs(rxe, until, refused)));
+        while readers.iter().any(|reader| !reader.is_finished()) {
+            thread::sleep(Duration::from_millis(600));
+            rxe.line("loss 100%");
+            thread::sleep(Duration::from_millis(900));
+            rxe.plain();
+        }
+        for reader in readers {
+            let (read, breaks) = reader.join().unwrap();
+            (done, broken) = (done + read, broken + breaks);
+        }
+    });
+    println!("{done} reads were done, {broken} queue pairs broke");
+    assert!(done > 100 && broken > 20);
 }

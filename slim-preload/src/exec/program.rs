@@ -58,7 +58,9 @@ impl Program {
             let (Some(path), Some(env)) = (self.path(), strings(self.env)) else {
                 return ExecOutcome::Fails;
             };
-            match names_us(&env) && is_unprivileged() && own_loader() == loader_of(&path, DEPTH) {
+            let loader = own_loader();
+            let is_same = loader.is_some() && loader == loader_of(&path, DEPTH);
+            match names_us(&env) && is_unprivileged() && is_same {
                 true => ExecOutcome::Ours,
                 false => ExecOutcome::Plain,
             }

@@ -365,7 +365,10 @@ impl<S: Source> Transmit<S> {
         // There is a transport, but it is not under the number: the stand-in for the stash is, or a placeholder while the end of
         // the peer's stream is inquired into. Never wait with the control lock held: the reader of the stash and the agent
         // need it.
-        if half_open.is_none() {
+        if half_open.is_none() && flow.stream.waits_with_half() {
+            // A handler has interrupted the thread that executes a program, which gets the flow as it is now.
+            return Next::Return(fail(libc::EAGAIN));
+        } else if half_open.is_none() {
             flow.stream.lock_half();
         } else if !flow.stream.try_lock_half() {
             // A call from before the suspension is still inside, and waits for room.
