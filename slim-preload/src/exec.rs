@@ -184,13 +184,13 @@ fn announce() {
 fn hand_over(mut kept: Vec<KeptFlow>) {
     // A handler that executes a program may have interrupted an exec.
     withdraw();
-    let first = Instant::now();
-    let limit = first + demoting::PATIENCE;
+    let started = Instant::now();
+    let limit = started + demoting::PATIENCE;
     notice(&kept);
     kept.retain(|flow| may_be_handed(flow) || demote(flow, limit));
     announce();
     // Execs of other threads take time, which is not the flows'.
-    let mut begun = first;
+    let mut begun = started;
     while !kept.is_empty() {
         kept.retain(|(flow, numbers)| {
             let first = numbers[0];
@@ -202,7 +202,7 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
         let signals = SignalsBlocked::new();
         if !take_turn() {
             drop(signals);
-            if first.elapsed() > OTHER_EXEC {
+            if started.elapsed() > OTHER_EXEC {
                 return make_plain(kept);
             }
             sys::nap(LOOK);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::breaks::unnoticed;
-use common::{Program, compile};
+use common::{NEGOTIATED_MS, Program, compile, own_network};
 
 #[test]
 fn connections_break_at_any_moment_of_many_execs() {
@@ -51,6 +51,39 @@ fn other_threads_read_and_send_at_the_moment_of_an_exec() {
 #[test]
 fn execs_fail_in_several_threads() {
     unnoticed("executes", &["refused"], 1);
+}
+
+#[test]
+fn children_are_forked_beside_an_exec() {
+    if !own_network("children_are_forked_beside_an_exec") {
+        return;
+    }
+    let program = compile("exec_children", &[]);
+    let run = |preloaded: bool| {
+        let breaks = u8::from(preloaded);
+        Program::new(&program)
+            .arg("forked")
+            .env("T_BREAKS", breaks.to_string())
+            .env("T_OWN_NETWORK", "1")
+            .negotiation_ms(u32::from(breaks) * NEGOTIATED_MS)
+            .preloaded(preloaded)
+            .run()
+    };
+    assert_eq!(run(true).transcript(), run(false).transcript());
+}
+
+/// `/proc/self/exe` is the loader then, which has none itself, as a statically linked program has none.
+#[test]
+fn a_program_that_its_loader_has_started_executes_a_static_one() {
+    let loader = match cfg!(target_arch = "x86_64") {
+        true => "/lib64/ld-linux-x86-64.so.2",
+        false => "/lib/ld-linux-aarch64.so.1",
+    };
+    let program = compile("exec_children", &[]);
+    let next = compile("exec_children", &["-static"]);
+    let run = Program::new(loader).arg(&program).arg("executes").arg(&next);
+    let outcome = run.negotiation_ms(NEGOTIATED_MS).preloaded(true).run();
+    assert_eq!(outcome.transcript(), "0 strange descriptors\nexit 0\n");
 }
 
 /// The library says so once, and the program runs with a new session.
