@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::breaks::unnoticed;
+use common::breaks::{self, unnoticed};
 use common::{NEGOTIATED_MS, Program, compile, own_network};
 
 #[test]
@@ -45,6 +45,21 @@ fn a_program_without_the_library_has_a_plain_connection_and_no_descriptors_of_sl
 #[test]
 fn other_threads_read_and_send_at_the_moment_of_an_exec() {
     unnoticed("executes", &["moving", "backlog", "moving", "backlog"], 1);
+}
+
+/// What it sends then may cost the connection, but no program hangs.
+#[test]
+fn a_handler_interrupts_the_thread_that_executes() {
+    if !own_network("a_handler_interrupts_the_thread_that_executes") {
+        return;
+    }
+    let program = compile("executes", &[]);
+    for _ in 0..8 {
+        let (server, client) = breaks::run(&program, "interrupted", 1, true, NEGOTIATED_MS);
+        for end in [server.transcript(), client.transcript()] {
+            assert!(!end.contains("TIME LIMIT"), "{end}");
+        }
+    }
 }
 
 /// Each waits until the others' have failed.

@@ -164,6 +164,43 @@ static void share_moved(void) {
     moved = mmap(NULL, sizeof *moved, PROT_READ | PROT_WRITE, MAP_SHARED, 80, 0);
 }
 
+// A handler interrupts the executing thread, and sends, or in the end shuts the connection down. That may cost the connection.
+static void in_exec(int s UNUSED) {
+    int e = errno;
+    if (step + 1 < EXECS / 2)
+        put_number(moved->sent++);
+    else
+        shutdown(fd, SHUT_WR);
+    errno = e;
+}
+
+static void execute_while_interrupted(void) {
+    share_moved();
+    sigset_t often;
+    sigemptyset(&often);
+    sigaddset(&often, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &often, NULL);
+    pthread_t t;
+    MUST(-pthread_create(&t, NULL, get_numbers, NULL));
+    if (step < EXECS / 2) {
+        handle(SIGUSR1, in_exec, SA_RESTART);
+        // The kernel deletes this timer at the exec, with its signals.
+        timer_t timer;
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        struct itimerspec times = {{0, 300000}, {0, 300000}};
+        MUST(timer_create(CLOCK_MONOTONIC, &event, &timer));
+        MUST(timer_settime(timer, 0, &times, NULL));
+        pthread_sigmask(SIG_UNBLOCK, &often, NULL);
+        ms(step % 12);
+        go(self, NULL, 0);
+        line("exec: %s", ename(errno));
+    }
+    shutdown(fd, SHUT_WR);
+    meet();
+    over = 1;
+    report(moved->received, moved->repeated, moved->lost);
+}
+
 static void *execute_in_vain(void *none UNUSED) {
     static char huge[300000];
     memset(huge, 'x', sizeof huge - 1);
@@ -316,6 +353,7 @@ static void strangers(void) {
 static void execute(void) {
     if (is("moving") || is("backlog")) return execute_while_moving();
     if (is("refused")) return execute_while_refused();
+    if (is("interrupted")) return execute_while_interrupted();
     int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
     if (step) line("step %d", step);
     if (step && (is("after") || is("names") || is("children") || is("two"))) break_if_wanted();
@@ -379,7 +417,7 @@ int main(int argc, char **argv) {
     if (l >= 0) close(l);
     if (executes)
         execute();
-    else if (is("moving") || is("backlog") || is("refused"))
+    else if (is("moving") || is("backlog") || is("refused") || is("interrupted"))
         serve_numbers();
     else
         serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));
