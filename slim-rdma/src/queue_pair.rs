@@ -293,9 +293,13 @@ impl QueuePair {
         if self.outgoing.recorded() < self.outgoing.sent() && self.can_post(false) {
             self.post_credit(verbs, false);
         }
-        if self.broken.is_some() || self.work.will_report() || !self.work.has_place() {
-            return;
+        if self.broken.is_none() && !self.work.will_report() && self.work.has_place() {
+            self.post_check(verbs);
         }
+    }
+
+    /// Posts a write of no bytes, which the peer's software does not notice.
+    fn post_check<V: Verbs>(&mut self, verbs: &mut V) {
         let (id, _) = self.work.next(self.outgoing.sent());
         let posted = verbs.post_write(
             self.number,
@@ -328,7 +332,9 @@ impl QueuePair {
         into: LocalKey,
         len: u32,
     ) -> Result<(), PairError> {
-        if !self.work.has_place() || !self.reads.has_place() {
+        // One for the read, and one for the write behind it.
+        let has_places = |pair: &Self| pair.work.has_places(2) && pair.reads.has_place();
+        if !has_places(self) {
             self.progress(verbs);
         }
         if let Some(why) = self.broken {
@@ -337,7 +343,7 @@ impl QueuePair {
         if self.ends {
             return Err(PairError::Ended);
         }
-        if !self.work.has_place() || !self.reads.has_place() {
+        if !has_places(self) {
             return Err(PairError::WouldBlock);
         }
         let sent = self.outgoing.sent();
@@ -352,6 +358,8 @@ impl QueuePair {
             Ok(()) => {
                 self.work.post(sent, true);
                 self.reads.post(id, number);
+                // When it completes, the read has its bytes.
+                self.post_check(verbs);
                 Ok(())
             }
             Err(e) => {

@@ -34,10 +34,11 @@ impl ReadQueue {
         self.posted.push_back((work, number));
     }
 
-    /// The work `id` has completed, and with it all work before it.
+    /// The work `id` has completed, and with it all work before it. Whether a read has its bytes is known when work after it has completed
+    /// ([`Completed::Read`](crate::verbs::Completed)).
     pub(crate) fn complete(&mut self, id: u64) {
         while let Some((work, number)) = self.posted.front().copied()
-            && work <= id
+            && work < id
         {
             self.posted.pop_front();
             self.over.push_back(ReadOver { number, done: true });

@@ -38,7 +38,12 @@ impl SendQueue {
 
     /// Whether one more write can be posted.
     pub(crate) fn has_place(&self) -> bool {
-        self.posted - self.completed < self.depth
+        self.has_places(1)
+    }
+
+    /// Whether so many more can be posted.
+    pub(crate) fn has_places(&self, count: u64) -> bool {
+        self.posted - self.completed + count <= self.depth
     }
 
     /// Bytes that can be staged behind position `sent`.

@@ -104,7 +104,8 @@ pub enum Completed {
     },
     /// A write: the peer's adapter has the bytes. Whether the peer's process ever sees them is open.
     Written,
-    /// A read: the bytes are in memory.
+    /// A read. Its bytes are in memory, if work that was posted after it completes without an error, too: soft RoCE, on a busy machine,
+    /// reports a read as done without its bytes, and then fails the queue pair.
     Read,
     /// Work of either direction.
     Failed(WorkError),

@@ -87,8 +87,6 @@ c_functions! {
         = "struct ibv_qp *ibv_create_qp(struct ibv_pd *, struct ibv_qp_init_attr *)";
     ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
         = "int ibv_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int)";
-    ibv_query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int
-        = "int ibv_query_qp(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *)";
     ibv_destroy_qp: fn(*mut ibv_qp) -> c_int = "int ibv_destroy_qp(struct ibv_qp *)";
     ibv_create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah
         = "struct ibv_ah *ibv_create_ah(struct ibv_pd *, struct ibv_ah_attr *)";

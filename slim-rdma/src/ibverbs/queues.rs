@@ -1,6 +1,5 @@
 //! A queue pair of the library with the completion queue of both its queues.
 
-use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
@@ -79,15 +78,6 @@ impl Queues {
         // SAFETY: the queue pair lives; the structure has the layout of the header.
         let status = unsafe { (self.port().device.library.ibv_modify_qp)(self.qp, attr, mask) };
         result("ibv_modify_qp", status)
-    }
-
-    /// Asks the adapter for these attributes of the queue pair.
-    pub(super) fn query(&self, attr: &mut ibv_qp_attr, mask: i32) -> Result<(), VerbsError> {
-        let mut made = MaybeUninit::zeroed();
-        let query = self.port().device.library.ibv_query_qp;
-        // SAFETY: the queue pair lives; both structures have the layout of the header.
-        let status = unsafe { query(self.qp, attr, mask, made.as_mut_ptr()) };
-        result("ibv_query_qp", status)
     }
 
     /// # Safety

@@ -21,6 +21,8 @@ pub enum Step {
     ArriveLate,
     /// A queue pair's attempts are used up: it fails. Its peer does not notice.
     Fail(QpNumber),
+    /// The oldest work of a queue pair, if it is a read, is reported as done without its bytes, and then the queue pair fails.
+    FailAsDone(QpNumber),
     /// A part of the next accepted message is placed in memory, and nothing of it is ever reported: its queue pair fails.
     PlacePart(usize),
     /// The next completion of a queue pair never comes.
@@ -85,6 +87,11 @@ impl Fabric {
                 }
             }
             Step::Fail(number) => {
+                state.fail(number, WorkError::RetryExceeded);
+                state.ring_for_work();
+            }
+            Step::FailAsDone(number) => {
+                state.report_without_bytes(number);
                 state.fail(number, WorkError::RetryExceeded);
                 state.ring_for_work();
             }
@@ -292,6 +299,16 @@ impl FabricState {
         });
         if let Some(number) = failing.map(|(number, _)| *number) {
             self.fail(number, WorkError::Flushed);
+        }
+    }
+
+    fn report_without_bytes(&mut self, number: QpNumber) {
+        if let Some(pair) = self.packets.working(number)
+            && let Some(id) = pair.sends.front().filter(|posted| posted.read.is_some()).map(|posted| posted.id)
+        {
+            pair.sends.pop_front();
+            let how = Completed::Read;
+            pair.hidden.push_back(Completion { id, how });
         }
     }
 
