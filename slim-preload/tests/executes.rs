@@ -96,7 +96,10 @@ fn a_program_that_its_loader_has_started_executes_a_static_one() {
     };
     let program = compile("exec_children", &[]);
     let next = compile("exec_children", &["-static"]);
-    let run = Program::new(loader).arg(&program).arg("executes").arg(&next);
+    let run = Program::new(loader)
+        .arg(&program)
+        .arg("executes")
+        .arg(&next);
     let outcome = run.negotiation_ms(NEGOTIATED_MS).preloaded(true).run();
     assert_eq!(outcome.transcript(), "0 strange descriptors\nexit 0\n");
 }

@@ -304,7 +304,11 @@ impl FabricState {
 
     fn report_without_bytes(&mut self, number: QpNumber) {
         if let Some(pair) = self.packets.working(number)
-            && let Some(id) = pair.sends.front().filter(|posted| posted.read.is_some()).map(|posted| posted.id)
+            && let Some(id) = pair
+                .sends
+                .front()
+                .filter(|posted| posted.read.is_some())
+                .map(|posted| posted.id)
         {
             pair.sends.pop_front();
             let how = Completed::Read;
