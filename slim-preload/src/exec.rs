@@ -185,13 +185,13 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
     // A handler that executes a program may have interrupted an exec.
     withdraw();
     let started = Instant::now();
-    let limit = started + demoting::PATIENCE;
     notice(&kept);
-    kept.retain(|flow| may_be_handed(flow) || demote(flow, limit));
+    kept.retain(|flow| may_be_handed(flow) || demote(flow, started + demoting::PATIENCE));
     announce();
     // Execs of other threads take time, which is not the flows'.
     let mut begun = started;
     while !kept.is_empty() {
+        let limit = begun + demoting::PATIENCE;
         kept.retain(|(flow, numbers)| {
             let first = numbers[0];
             transport::notice(flow, first);
