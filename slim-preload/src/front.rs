@@ -276,6 +276,9 @@ impl FlowIo for Handle {
 
     fn peer_final(&self, seq: u64) {
         self.flow.stream.set_peer_final(seq);
+        if let Some(mut ctl) = self.flow.own() {
+            transport::show_end(self.flow, &mut ctl);
+        }
         self.flow.stream.wake();
     }
 

@@ -2,7 +2,7 @@
 //!
 //! * the *placeholder* is never ready: one end of a pair of unix sockets that receives nothing and whose send buffer is full. It
 //!   has no name, so no other process can connect to it;
-//! * the *ready* stand-in is always readable and writable. It is used while stashed bytes wait;
+//! * the *ready* stand-in is always readable and writable, and shows which directions have ended. It is used while stashed bytes wait;
 //! * a connection that is *over* is a real TCP connection over loopback. Its other end has sent the bytes that the application has
 //!   not read yet, and has left. So the kernel itself gives bytes, errors, poll bits and end of file.
 
@@ -58,33 +58,73 @@ pub fn is_one(fd: c_int) -> bool {
     option(libc::SO_RCVLOWAT) == Some(SIGN) && option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
 }
 
-static READY: AtomicI32 = AtomicI32::new(-1);
+/// Which directions of a flow have ended, as poll shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// None that poll shows: a program that has ended its own direction finds the descriptor writable, as before.
+    Neither,
+    /// The one that the application reads: `POLLRDHUP`.
+    Read,
+    /// Both: `POLLRDHUP` and `POLLHUP`.
+    Both,
+}
 
-/// The process's one always-ready descriptor. It is duplicated, never read.
-pub fn ready() -> Result<c_int, Errno> {
-    let have = READY.load(Ordering::Acquire);
+/// The process's always-ready descriptors, by [`Ended`].
+static READY: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
+
+/// The process's one always-ready descriptor that shows these ends. It is duplicated, never read.
+pub fn ready(ended: Ended) -> Result<c_int, Errno> {
+    let place = &READY[ended as usize];
+    let have = place.load(Ordering::Acquire);
     if have >= 0 {
         return Ok(have);
     }
     // The socket has one empty packet to read, and nothing can be written to it. A program that got the file without our
     // knowledge finds an end of file, never bytes that the peer did not send.
-    let [a, b] = sys::socketpair(libc::SOCK_SEQPACKET)?;
+    let kind = match ended {
+        Ended::Neither => libc::SOCK_SEQPACKET,
+        // Each end of such a pair can be shut down alone.
+        Ended::Read | Ended::Both => libc::SOCK_DGRAM,
+    };
+    let [a, b] = sys::socketpair(kind)?;
     sign(a);
     sys::send(b, b"", 0)?;
-    sys::shutdown(a, libc::SHUT_WR);
-    // `b` stays open for good: closing it would hang `a` up. Two threads that race here leak one pair.
-    READY.store(a, Ordering::Release);
+    match ended {
+        // `b` stays open for good: closing it would hang `a` up.
+        Ended::Neither => sys::shutdown(a, libc::SHUT_WR),
+        Ended::Read => {
+            sys::shutdown(a, libc::SHUT_RD);
+            // Sends are refused from now on.
+            sys::close(b);
+        }
+        Ended::Both => {
+            sys::shutdown(a, libc::SHUT_RDWR);
+            sys::close(b);
+        }
+    }
+    // Two threads that race here leak one socket.
+    place.store(a, Ordering::Release);
     Ok(a)
 }
 
-/// Whether the number is the always-ready descriptor. The application must not close it.
-pub fn is_ours(fd: c_int) -> bool {
-    fd >= 0 && READY.load(Ordering::Relaxed) == fd
+/// The always-ready descriptor of which a copy is under a number, if `is_under` says so.
+pub fn ready_under(is_under: impl Fn(c_int) -> bool) -> Option<c_int> {
+    READY
+        .iter()
+        .map(|place| place.load(Ordering::Acquire))
+        .find(|fd| *fd >= 0 && is_under(*fd))
 }
 
-/// A number was closed: forgets it if it was the always-ready descriptor.
+/// Whether the number is an always-ready descriptor. The application must not close it.
+pub fn is_ours(fd: c_int) -> bool {
+    fd >= 0 && READY.iter().any(|r| r.load(Ordering::Relaxed) == fd)
+}
+
+/// A number was closed: forgets it if it was an always-ready descriptor.
 pub fn closed(fd: c_int) {
-    let _ = READY.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+    for place in &READY {
+        let _ = place.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// How the other end of a connection left it.
@@ -273,7 +313,8 @@ mod tests {
     #[test]
     fn nobody_can_connect_to_a_stand_in() {
         let [near, far] = placeholder().unwrap();
-        for fd in [near, far, ready().unwrap()] {
+        let all_ready = [Ended::Neither, Ended::Read, Ended::Both].map(|e| ready(e).unwrap());
+        for fd in [near, far].into_iter().chain(all_ready) {
             let name = RawAddr::local(fd).unwrap();
             // Only the address family: the socket has no name by which another process could find it.
             assert_eq!(name.len as usize, size_of::<libc::sa_family_t>());
@@ -283,13 +324,23 @@ mod tests {
 
     #[test]
     fn ready_is_always_ready() {
-        let fd = ready().unwrap();
-        assert_eq!(ready_for(fd), libc::POLLIN | libc::POLLOUT);
-        assert_eq!(ready().unwrap(), fd);
-        assert!(is_one(fd));
-        let mut byte = [0];
-        assert_eq!(sys::recv(fd, &mut byte, libc::MSG_PEEK), Ok(0));
-        assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE));
+        let open = libc::POLLIN | libc::POLLOUT;
+        let read = open | libc::POLLRDHUP;
+        for (ended, shown, refusal) in [
+            (Ended::Neither, open, libc::EPIPE),
+            (Ended::Read, read, libc::ECONNREFUSED),
+            (Ended::Both, read | libc::POLLHUP, libc::EPIPE),
+        ] {
+            let fd = ready(ended).unwrap();
+            assert_eq!(ready_for(fd), shown, "{ended:?}");
+            assert_eq!(ready(ended).unwrap(), fd);
+            assert_eq!(ready_under(|ready| ready == fd), Some(fd));
+            assert!(is_one(fd) && is_ours(fd));
+            let mut byte = [0];
+            assert_eq!(sys::recv(fd, &mut byte, libc::MSG_PEEK), Ok(0));
+            assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(refusal));
+            assert_eq!(ready_for(fd), shown, "after a send: {ended:?}");
+        }
         assert!(!is_one(0));
     }
 

@@ -15,6 +15,7 @@ mod fault;
 mod flags;
 mod held;
 mod over;
+mod stashed;
 
 use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::stand_in;
@@ -32,10 +33,12 @@ pub use fault::{
     Fault, TO_BE_ASKED, fault, found_dead, has_failed, lost_while_barred, notice, read_mailbox,
     remember, set_pending_error,
 };
-use flags::{copy_flags, with_file};
+use flags::copy_flags;
 pub use held::OTHER_EXEC;
 use over::conclude;
 pub use over::{escalate, take_pending_error};
+use stashed::show_stash;
+pub use stashed::{after_stash, show_end, show_handed, stash_more};
 
 /// Changes with every swap, so that a call that slept in poll or select knows that it must look again. Also changes when a private file gets a number
 /// [for a moment](flags::with_file), and when it has it no more.
@@ -341,76 +344,6 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     ctl.clear_suspension(flow);
     ctl.open();
     flow.stream.open();
-}
-
-/// Puts the always-ready stand-in under the numbers: the stash is read first, while the transport waits.
-fn show_stash(flow: &Flow, ctl: &mut Ctl) {
-    let asynchronous = std::mem::take(&mut ctl.asynchronous);
-    if let Ok(file) = stand_in::ready() {
-        // The stand-in's status flags are not the flow's, see `Ctl::flags_of`.
-        let _ = swap_in(flow, ctl, file, true);
-    }
-    if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first().copied()) {
-        if asynchronous && with_file(transport, fd, sys::set_asynchronous).is_none() {
-            // These signals report a number that the application does not know. The next swap corrects that.
-            sys::set_asynchronous(transport);
-            ctl.asynchronous = true;
-        }
-        // Signal the owner of the transport: the stand-in has no owner.
-        options::tell_owner(transport, fd);
-    }
-    ctl.clear_suspension(flow);
-    ctl.show_stash();
-}
-
-/// The flow was handed over by the program before while its stash was read: shows the stash, with the transport behind it.
-pub fn show_handed(flow: &Flow, ctl: &mut Ctl, transport: c_int) {
-    flow.stream.bar();
-    ctl.suspend();
-    ctl.set_transport(Some(transport));
-    show_stash(flow, ctl);
-}
-
-/// The transport whose received bytes follow the stash: the waiting one, or one that has broken since and is not drained yet.
-pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
-    let is_behind = match ctl.mode() {
-        Mode::Stashed { then: Then::Open } => true,
-        Mode::Suspended => !ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained(),
-        _ => false,
-    };
-    ctl.transport().filter(|_| is_behind)
-}
-
-/// Takes bytes from the waiting transport until the stash holds `want` bytes: a call that reads the stash, or peeks at it, must see
-/// the bytes that have arrived behind it, too.
-pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
-    let Some(new) = behind_stash(ctl) else {
-        return;
-    };
-    flow.stream.stash_more(&mut ctl.receiving, new, want);
-}
-
-/// Called when the application may have read the last stashed byte: goes on to the state that follows ([`Then`]).
-pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
-    if !ctl.receiving.stash.is_empty() {
-        return;
-    }
-    match ctl.mode() {
-        Mode::Stashed { then: Then::Open } => {
-            let plain = ctl.is_plain();
-            open(flow, &mut ctl);
-            if plain {
-                return unmanage(flow, ctl);
-            }
-        }
-        Mode::Stashed {
-            then: Then::Error(_),
-        } => ctl.mark_dead(),
-        Mode::Stashed { then: Then::Over } => return unmanage(flow, ctl),
-        _ => return,
-    }
-    drop(ctl);
-    flow.stream.wake();
 }
 
 /// Makes the flow plain TCP, now or as soon as nothing is stashed.

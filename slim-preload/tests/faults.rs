@@ -415,6 +415,12 @@ fn a_reset_after_the_peer_has_closed() {
     unnoticed("broken", &["closed-send", "closed-poll", "closed-read"], 1);
 }
 
+/// An end behind bytes that are not read yet is shown by poll and epoll, also after a break.
+#[test]
+fn an_end_behind_unread_bytes() {
+    unnoticed("broken", &["end-behind", "end-later", "end-of-reading"], 1);
+}
+
 /// A single byte that the library has not seen escalates the flow at the next break; no byte is delivered twice.
 #[test]
 fn bytes_moved_past_the_library() {

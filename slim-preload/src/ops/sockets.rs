@@ -308,7 +308,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     {
         sys::keep_errno(|| transport::notice(flow, fd));
     }
-    let Some(ctl) = flow.own_after_exec(fd) else {
+    let Some(mut ctl) = flow.own_after_exec(fd) else {
         return real();
     };
     let reads_no_more = how != libc::SHUT_WR && !flow.read_shut.swap(true, Ordering::Relaxed);
@@ -318,7 +318,9 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         tell_shut(flow, end);
     }
     if how == libc::SHUT_RD {
-        return shut_transport(&ctl, how, real);
+        let r = shut_transport(&ctl, how, real);
+        sys::keep_errno(|| transport::show_end(flow, &mut ctl));
+        return r;
     }
     let errno = sys::errno();
     // Another thread may be blocked in a send, and hold the sending half. Only the shutdown itself makes it leave.
@@ -335,6 +337,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         (r, sent)
     };
     announce(flow, sent);
+    sys::keep_errno(|| transport::show_end(flow, &mut ctl));
     if r == 0 || !first || ctl.mode() != Mode::Open {
         return r;
     }

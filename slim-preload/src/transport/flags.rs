@@ -64,9 +64,9 @@ pub(super) fn set_flags(ctl: &mut Ctl, fd: c_int, set: impl Fn(c_int) -> c_int) 
 pub(super) fn with_file<R>(file: c_int, number: c_int, f: impl FnOnce(c_int) -> R) -> Option<R> {
     let copy = sys::dup_high(number).ok();
     let stand_in = copy.or_else(|| {
-        // Usually a copy of this one is under the number.
-        let ready = stand_in::ready().ok()?;
-        (runtime::file(ready)? == runtime::file(number)?).then_some(ready)
+        // Usually a copy of one of these is under the number.
+        let file = runtime::file(number)?;
+        stand_in::ready_under(|ready| runtime::file(ready) == Some(file))
     })?;
     let result = rings::swapping(|| {
         // In one piece, so that a forked child never finds the file under the number, nor the count of it.

@@ -504,6 +504,58 @@ static void closed_first(int how) {
     }
 }
 
+// What poll and epoll show of an end behind bytes that were there before a break. `later`: the peer ends its stream after the break.
+static void end_behind_bytes(int later) {
+    if (!is_server()) {
+        MUST(full_send(fd, "bye", 3));
+        if (!later) MUST(shutdown(fd, SHUT_WR));
+        both_break();
+        if (later) MUST(shutdown(fd, SHUT_WR));
+        R(recv(fd, buf, 9, 0));
+        meet();
+        return;
+    }
+    int e = MUST(epoll_create1(0));
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = 5};
+    MUST(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
+    arrived(fd, 3);
+    if (!later) wait_for(fd, POLLRDHUP, 2000);
+    both_break();
+    line("before the stream is read: %s", bits(wait_for(fd, POLLRDHUP, 2000)));
+    line("%s", bits(wait_for(fd, POLLIN | POLLOUT | POLLRDHUP, 2000)));
+    R(epoll_wait(e, &ev, 1, 2000));
+    line("%s", bits(ev.events));
+    R(recv(fd, buf, 2, 0));
+    line("read in part: %s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+    R(shutdown(fd, SHUT_WR));
+    line("both have ended: %s", bits(wait_for(fd, POLLIN | POLLOUT | POLLRDHUP, 2000)));
+    R(epoll_wait(e, &ev, 1, 2000));
+    line("%s", bits(ev.events));
+    R(recv(fd, buf, 9, 0));
+    R(recv(fd, buf, 9, 0));
+    line("read: %s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+    meet();
+}
+
+// The same for a direction that the program itself shuts down for reading.
+static void end_of_reading(void) {
+    if (!is_server()) {
+        MUST(full_send(fd, "bye", 3));
+        both_break();
+        meet();
+        return;
+    }
+    arrived(fd, 3);
+    both_break();
+    line("%s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+    R(recv(fd, buf, 2, 0));
+    R(shutdown(fd, SHUT_RD));
+    line("%s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+    R(recv(fd, buf, 9, 0));
+    R(recv(fd, buf, 9, 0));
+    meet();
+}
+
 static void death_broken(void) {
     if (is_server()) {
         meet();
@@ -742,6 +794,9 @@ int main(int argc, char **argv) {
     if (is("closed-send")) closed_first(0);
     if (is("closed-poll")) closed_first(1);
     if (is("closed-read")) closed_first(2);
+    if (is("end-behind")) end_behind_bytes(0);
+    if (is("end-later")) end_behind_bytes(1);
+    if (is("end-of-reading")) end_of_reading();
     if (is("copies")) copies();
     if (is("at-once")) at_once();
     if (is("steady")) steady();
