@@ -38,7 +38,7 @@ pub use held::OTHER_EXEC;
 use over::conclude;
 pub use over::{escalate, take_pending_error};
 use stashed::show_stash;
-pub use stashed::{after_stash, show_end, show_handed, stash_more};
+pub use stashed::{after_stash, behind_stash, show_end, show_handed, stash_more};
 
 /// Changes with every swap, so that a call that slept in poll or select knows that it must look again. Also changes when a private file gets a number
 /// [for a moment](flags::with_file), and when it has it no more.

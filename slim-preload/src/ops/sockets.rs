@@ -454,7 +454,8 @@ fn answered(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) ->
     let Entry::Flow(flow) = table::entry(fd) else {
         return None;
     };
-    let mut ctl = flow.ctl_of(fd)?;
+    let ctl = flow.ctl_of(fd)?;
+    let unread = |fd| sys::keep_errno(|| sys::readable(fd));
     // With the lock held, because otherwise another thread may close the private descriptor.
     let returned = |on| Some(Ioctl::Returned(real(on)));
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
@@ -462,21 +463,15 @@ fn answered(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) ->
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
         // A flow with an urgent byte is plain TCP.
         (_, SIOCATMARK) => number(0),
-        // The number of unread bytes is what the next read gives: the bytes in an old transport that is not drained yet; or the
-        // stash with the bytes that have arrived behind it, up to the transport's receive buffer.
+        // The bytes in an old transport that is not drained yet; or the stash with the bytes that have arrived behind it.
         (Mode::Suspended, libc::FIONREAD)
             if ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained() =>
         {
-            let unread = |fd| sys::keep_errno(|| sys::readable(fd));
             number(ctl.old().map_or(0, unread) as usize)
         }
         (_, libc::FIONREAD) => {
-            sys::keep_errno(|| {
-                let room = |fd| sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
-                let room = ctl.transport().and_then(room).unwrap_or(0);
-                transport::stash_more(flow, &mut ctl, room.max(0) as usize);
-            });
-            number(ctl.receiving.stash.len())
+            let behind = transport::behind_stash(&ctl).map_or(0, unread);
+            number(ctl.receiving.stash.len() + behind as usize)
         }
         // A call that is still inside may hold the sending half for long. Then the kernel's count is as good.
         (Mode::Suspended, _) => match flow.stream.try_with_half(|s| s.replay.len()) {
