@@ -33,6 +33,9 @@ const DAMAGED: &str = "what the program before has left is damaged";
 const ANSWER: Duration = Duration::from_secs(1);
 /// How often a flow that cannot be handed over yet, or another thread's exec, is looked at.
 const LOOK: Duration = Duration::from_millis(2);
+/// A flow that can be handed over soon is looked at so many times at least, as on a machine that is not busy: a busy one may not have
+/// let the thread run that is sending on it.
+const LOOKS: u32 = 25;
 
 /// What was left for the next program. It is withdrawn when the exec fails.
 struct LeftFlows {
@@ -190,6 +193,7 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
     announce();
     // Execs of other threads take time, which is not the flows'.
     let mut begun = started;
+    let mut looks = 0;
     while !kept.is_empty() {
         let limit = begun + demoting::PATIENCE;
         kept.retain(|(flow, numbers)| {
@@ -220,6 +224,7 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
         };
         withdraw();
         drop(signals);
+        looks += 1;
         kept.retain(|flow| {
             let token = flow.0.token();
             let why = refused.iter().find(|(refused, _)| *refused == token);
@@ -227,8 +232,10 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
                 // Nothing is wrong with this one.
                 None if !refused.is_empty() => return true,
                 None | Some((_, NotHanded::Never)) => begun,
-                Some((_, NotHanded::Soon)) => begun + runtime::time_to_answer(false),
-                Some((_, NotHanded::Busy)) => limit,
+                Some((_, NotHanded::Soon)) if looks >= LOOKS => {
+                    begun + runtime::time_to_answer(false)
+                }
+                Some((_, NotHanded::Soon | NotHanded::Busy)) => limit,
             };
             Instant::now() < limit || demote(flow, limit)
         });
