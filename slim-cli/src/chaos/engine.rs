@@ -80,6 +80,7 @@ impl<'a> Engine<'a> {
             effect: false,
             detail: String::new(),
             failed: false,
+            stays: false,
             planned: due.fault,
             lasting: due.lasts,
             victim: None,
@@ -122,7 +123,7 @@ impl<'a> Engine<'a> {
                 row.detail = lifted.detail.unwrap_or(std::mem::take(&mut row.detail));
             }
             Err(error) => {
-                row.failed = true;
+                row.stays = true;
                 row.detail = format!("could not be ended: {error}");
             }
         }

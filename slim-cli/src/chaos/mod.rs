@@ -38,7 +38,7 @@ use scene::Scene;
 /// With a command: makes a lab of nodes on this machine (nodeA, nodeB, …), runs the
 /// command on nodeA and makes the faults of the plan; mpirun reaches the other nodes.
 /// The exit status is that of the command. With --pid: makes the faults on a running
-/// job. Needs root.
+/// job; the exit status is 1 if one could not be made or ended. Needs root.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(subcommand_value_name = "ACTION", subcommand_help_heading = "Actions")]
@@ -135,7 +135,7 @@ fn run_plan(options: &PlanOptions, path: &Path) -> Result<ExitCode, CliError> {
         false => report.text(),
     })?;
     Ok(ExitCode::from(
-        u8::try_from(report.status.unwrap_or(0)).unwrap_or(1),
+        u8::try_from(report.exit_status()).unwrap_or(1),
     ))
 }
 

@@ -40,6 +40,8 @@ pub struct FaultRow {
     pub detail: String,
     /// Set if the fault could not be made; `detail` says why.
     pub failed: bool,
+    /// Set if the fault was made and could not be ended; `detail` says why.
+    pub stays: bool,
     /// Index of the fault in the plan.
     #[serde(skip)]
     pub planned: usize,
@@ -68,9 +70,15 @@ impl ChaosReport {
         self.faults.iter().filter_map(|row| row.hit).sum()
     }
 
-    /// Faults that could not be made.
-    pub fn failures(&self) -> usize {
-        self.faults.iter().filter(|row| row.failed).count()
+    /// The first fault that could not be made or ended.
+    pub fn first_failure(&self) -> Option<&FaultRow> {
+        self.faults.iter().find(|row| row.failed || row.stays)
+    }
+
+    /// The exit status of the run: the command's. Without a command: 1 if a fault could not be made or ended, else 0.
+    pub fn exit_status(&self) -> i32 {
+        self.status
+            .unwrap_or_else(|| self.first_failure().is_some().into())
     }
 
     /// The table and a closing line.
@@ -98,8 +106,14 @@ impl ChaosReport {
             self.hit(),
             self.seed
         ));
-        if self.failures() > 0 {
-            text.push_str(&format!(", {} could not be made", self.failures()));
+        let count = |of: fn(&FaultRow) -> bool| self.faults.iter().filter(|row| of(row)).count();
+        for (n, what) in [
+            (count(|row| row.failed), "made"),
+            (count(|row| row.stays), "ended"),
+        ] {
+            if n > 0 {
+                text.push_str(&format!(", {n} could not be {what}"));
+            }
         }
         if let Some(status) = self.status {
             text.push_str(&format!("; exit status of the command: {status}"));
@@ -133,6 +147,7 @@ mod tests {
             effect: true,
             detail: "x".into(),
             failed,
+            stays: false,
             planned: 0,
             lasting: None,
             victim: None,
@@ -156,6 +171,20 @@ mod tests {
             text.contains("2 faults in 3.0 s, 2 connections hit, seed 9, 1 could not be made"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_fault_that_stays_is_counted_and_decides_where_there_is_no_command() {
+        let mut report = report();
+        assert_eq!(report.exit_status(), 0, "the command's");
+        report.status = None;
+        assert_eq!(report.exit_status(), 1, "a fault was not made");
+        report.faults[1].failed = false;
+        assert_eq!(report.exit_status(), 0);
+        report.faults[0].stays = true;
+        assert_eq!(report.exit_status(), 1);
+        let text = report.text();
+        assert!(text.contains("seed 9, 1 could not be ended\n"), "{text}");
     }
 
     #[test]

@@ -297,7 +297,7 @@ fn of_program(plan: &Plan, seed: u64, end: TrialEnd) -> MatrixRun {
 
 /// The end of a run that has finished with success.
 fn finished(plan: &Plan, report: &ChaosReport) -> RunEnd {
-    if let Some(row) = report.faults.iter().find(|row| row.failed) {
+    if let Some(row) = report.first_failure() {
         return RunEnd::NotMade(format!("{}: {}", row.kind, row.detail));
     }
     let met = |n: usize| {

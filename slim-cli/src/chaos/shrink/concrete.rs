@@ -81,6 +81,7 @@ mod tests {
             effect,
             detail: String::new(),
             failed: false,
+            stays: false,
             planned,
             lasting,
             victim: None,
