@@ -139,8 +139,16 @@ fn this_thread() -> u64 {
 
 /// The exec has failed, or a handler has left it: the session goes on.
 pub fn withdraw() {
-    let executing = EXECUTING.load(Ordering::SeqCst);
-    if executing != 0 && executing == this_thread() {
+    let is_own = || {
+        let executing = EXECUTING.load(Ordering::SeqCst);
+        executing != 0 && executing == this_thread()
+    };
+    if !is_own() {
+        return;
+    }
+    // A handler that executes a program, or leaves the exec, must not find half of this done.
+    let _signals = SignalsBlocked::new();
+    if is_own() {
         drop(LEFT.with(Option::take));
         EXECUTING.store(0, Ordering::SeqCst);
     }
@@ -174,8 +182,29 @@ fn make_plain(all: Vec<KeptFlow>) {
 /// Finds out which transports have died: these flows are resumed at the same time, while the first of them is waited for.
 fn notice(all: &[KeptFlow]) {
     for (flow, numbers) in all {
-        transport::notice(flow, numbers[0]);
+        if let Some(fd) = open_number(flow, numbers) {
+            transport::notice(flow, fd);
+        }
     }
+}
+
+/// One of these numbers that is still the flow's: another thread may have closed some.
+fn open_number(flow: &'static Flow, numbers: &[c_int]) -> Option<c_int> {
+    let open = |fd: &c_int| flow.ctl_of(*fd).is_some();
+    numbers.iter().copied().find(open)
+}
+
+/// Waits until the flow's transport is there, or until `limit`. False if none of the numbers is the flow's any more.
+fn await_transport((flow, numbers): &KeptFlow, limit: Instant) -> bool {
+    while let Some(fd) = open_number(flow, numbers) {
+        transport::notice(flow, fd);
+        demoting::wait_while_away(flow, fd, limit, || false);
+        // Otherwise the number was closed meanwhile, but another one may be there.
+        if flow.ctl_of(fd).is_some() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Sends what is still to be told to peers of other flows.
@@ -196,13 +225,8 @@ fn hand_over(mut kept: Vec<KeptFlow>) {
     let mut looks = 0;
     while !kept.is_empty() {
         let limit = begun + demoting::PATIENCE;
-        kept.retain(|(flow, numbers)| {
-            let first = numbers[0];
-            transport::notice(flow, first);
-            demoting::wait_while_away(flow, first, limit, || false);
-            // A flow without a session is plain TCP by now.
-            flow.ctl_of(first).is_some()
-        });
+        // A flow without a session is plain TCP by now.
+        kept.retain(|flow| await_transport(flow, limit));
         let signals = SignalsBlocked::new();
         if !take_turn() {
             drop(signals);
@@ -255,11 +279,12 @@ fn demote((flow, numbers): &KeptFlow, limit: Instant) -> bool {
 /// Whether the next program can go on with the flow by itself: no other process has it, and no epoll instance that survives the exec
 /// has it registered, because only this program's library knows the registrations.
 fn may_be_handed((flow, numbers): &KeptFlow) -> bool {
-    let first = numbers[0];
-    if flow.forked.load(Ordering::SeqCst) && closing::is_held_elsewhere(flow, first) {
+    let forked = flow.forked.load(Ordering::SeqCst);
+    if forked && open_number(flow, numbers).is_none_or(|fd| closing::is_held_elsewhere(flow, fd)) {
         return false;
     }
-    let Some(ctl) = flow.ctl_of(first) else {
+    // Any number will do: another thread may close one at any moment.
+    let Some(ctl) = numbers.iter().find_map(|fd| flow.ctl_of(*fd)) else {
         return false;
     };
     let mut instances = ctl.epolls.iter();
@@ -273,8 +298,8 @@ fn leave(kept: &[KeptFlow], agent: &HandedAgent, stopped: Stopped) -> Result<(),
         tokens.map(|token| (token, why)).collect::<Refused>()
     };
     let (mut fronts, mut refused, mut halted) = (Vec::new(), Vec::new(), Halted::default());
-    for (flow, numbers) in kept {
-        match Front::of(flow, numbers) {
+    for (flow, _) in kept {
+        match Front::of(flow) {
             Some(front) => {
                 halted.0.push(flow);
                 fronts.push(front);

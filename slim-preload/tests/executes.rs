@@ -68,6 +68,18 @@ fn execs_fail_in_several_threads() {
     unnoticed("executes", &["refused"], 1);
 }
 
+/// A handler that executes, too, finds nothing half done.
+#[test]
+fn a_handler_executes_while_its_thread_executes() {
+    unnoticed("executes", &["refused-handlers"], 1);
+}
+
+/// A number that another thread closes is not the connection's only one.
+#[test]
+fn numbers_are_opened_and_closed_beside_an_exec() {
+    unnoticed("executes", &["refused-duplicates"], 1);
+}
+
 #[test]
 fn children_are_forked_beside_an_exec() {
     if !own_network("children_are_forked_beside_an_exec") {

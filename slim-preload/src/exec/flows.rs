@@ -31,10 +31,16 @@ pub struct Front {
 }
 
 impl Front {
-    /// The flow behind these numbers, all of which survive the exec. `None` if its transport is away, or a call is sending on it. Otherwise
-    /// calls of other threads wait that send ([`HandedStream::of`]), read the stash, or change the flow, until [`take_back`].
-    pub fn of(flow: &'static Flow, numbers: &[c_int]) -> Option<Self> {
-        let mut ctl = flow.own_at(*numbers.first()?)?;
+    /// The flow, with those of its numbers that survive the exec now. `None` if there is none, its transport is away, or a call is
+    /// sending on it. Otherwise calls of other threads wait that send ([`HandedStream::of`]), read the stash, or change the flow, until
+    /// [`take_back`].
+    pub fn of(flow: &'static Flow) -> Option<Self> {
+        let mut ctl = flow.own()?;
+        let numbers = ctl.fds.iter().copied();
+        let numbers: Vec<_> = numbers.filter(|fd| sys::survives_exec(*fd)).collect();
+        if numbers.is_empty() {
+            return None;
+        }
         let waiting = match ctl.mode() {
             Mode::Open if !flow.used_by_child() => None,
             Mode::Stashed { then: Then::Open } if !ctl.is_plain() => {
@@ -48,7 +54,7 @@ impl Front {
         Some(Front {
             token: flow.token(),
             file: flow.file(),
-            numbers: numbers.to_vec(),
+            numbers,
             waiting,
             ends: (ctl.local.clone(), ctl.peer.clone()),
             marks: [&flow.established, &flow.read_shut, &flow.end_shown]

@@ -1,8 +1,8 @@
 //! Descriptor numbers and processes.
 
 use super::looked_up::{hook, real_of};
-use crate::exec::exec;
 use crate::exec::program::{Named, Program, Strings};
+use crate::exec::{exec, withdraw};
 use crate::ops::{closing, demoting, duplicating};
 use crate::process;
 use crate::sys::keep_errno;
@@ -115,6 +115,8 @@ hook! { unsafe fn setns(fd: c_int, kind: c_int) -> c_int => slim_setns {
 hook! { unsafe fn pthread_exit(value: *mut c_void) => slim_pthread_exit {
     // If a handler calls this, none of the calls that it has interrupted returns.
     crate::ops::left::before_jump(usize::MAX);
+    // A handler may end the thread that executes a program.
+    withdraw();
     process::before_thread_exit();
     real!(pthread_exit)(value)
 }}

@@ -12,6 +12,7 @@ static int fd, l = -1, step;
 static volatile int over;
 
 static int is(const char *k) { return !strcmp(kase, k); }
+static int refused(void) { return !strncmp(kase, "refused", 7); }
 static int breaks(void) { return atoi(getenv("T_BREAKS")); }
 
 // Chunk number `n` of the bytes that the executing end receives (seed 1) or sends (seed 2).
@@ -107,7 +108,7 @@ static int get_number(uint64_t *n) {
 }
 
 static void report(uint64_t next, uint64_t repeated, uint64_t lost) {
-    if (lost > (is("refused") ? 0 : EXECS)) line("%" PRIu64 " numbers lost", lost);
+    if (lost > (refused() ? 0 : EXECS)) line("%" PRIu64 " numbers lost", lost);
     line("%s numbers, %" PRIu64 " repeated", next > 100 ? "many" : "few", repeated);
 }
 
@@ -151,7 +152,7 @@ static void *put_more_numbers(void *none UNUSED) {
     while (!over) {
         uint64_t n = __atomic_fetch_add(&moved->sent, 1, __ATOMIC_RELAXED);
         put_number(n);
-        if (n % 16 == 0 && !is("refused")) ms(1);
+        if (n % 16 == 0 && !refused()) ms(1);
     }
     return NULL;
 }
@@ -209,18 +210,59 @@ static void *execute_in_vain(void *none UNUSED) {
     return NULL;
 }
 
+// The handler executes a program in vain, too, wherever it has interrupted the exec. Not each time: the next signal would always come
+// when the handler has returned.
+static void execute_in_handler(int s UNUSED) {
+    static char huge[300000];
+    static int calls;
+    if (++calls % 20) return;
+    memset(huge, 'x', sizeof huge - 1);
+    char *args[] = {"x", huge, NULL};
+    int e = errno;
+    execve(self, args, environ);
+    errno = e;
+}
+
+static void *interrupt(void *threads) {
+    while (!over) {
+        pthread_kill(*(pthread_t *)threads, SIGUSR1);
+        usleep(300);
+    }
+    return NULL;
+}
+
+// Opens and closes a number of the connection that is lower than its other one.
+static void *duplicate(void *none UNUSED) {
+    while (!over) close(MUST(dup(fd)));
+    return NULL;
+}
+
 // Several threads execute a program that loads SLIM, too, with an argument that is too long, beside traffic both ways.
 static void execute_while_refused(void) {
     static struct moved here;
     enum { THREADS = 6 };
-    pthread_t receiver, sender, t[THREADS];
+    int threads = is("refused") ? THREADS : 2;
+    pthread_t receiver, sender, beside, t[THREADS];
     moved = &here;
+    if (is("refused-duplicates")) {
+        int high = MUST(fcntl(fd, F_DUPFD, 100));
+        close(fd);
+        fd = high;
+    }
+    sigset_t often;
+    sigemptyset(&often);
+    sigaddset(&often, SIGUSR1);
+    handle(SIGUSR1, execute_in_handler, SA_RESTART);
+    for (int i = 0; i < threads; i++) MUST(-pthread_create(&t[i], NULL, execute_in_vain, NULL));
+    pthread_sigmask(SIG_BLOCK, &often, NULL);
     MUST(-pthread_create(&receiver, NULL, get_numbers, NULL));
     MUST(-pthread_create(&sender, NULL, put_more_numbers, NULL));
-    for (int i = 0; i < THREADS; i++) MUST(-pthread_create(&t[i], NULL, execute_in_vain, NULL));
+    if (is("refused-handlers")) MUST(-pthread_create(&beside, NULL, interrupt, t));
+    if (is("refused-duplicates")) MUST(-pthread_create(&beside, NULL, duplicate, NULL));
     ms(3000);
     over = 1;
-    for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
+    if (!is("refused")) pthread_join(beside, NULL);
+    for (int i = 0; i < threads; i++) pthread_join(t[i], NULL);
     pthread_join(sender, NULL);
     put_number(LAST);
     meet();
@@ -352,7 +394,7 @@ static void strangers(void) {
 
 static void execute(void) {
     if (is("moving") || is("backlog")) return execute_while_moving();
-    if (is("refused")) return execute_while_refused();
+    if (refused()) return execute_while_refused();
     if (is("interrupted")) return execute_while_interrupted();
     int last = is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2;
     if (step) line("step %d", step);
@@ -417,7 +459,7 @@ int main(int argc, char **argv) {
     if (l >= 0) close(l);
     if (executes)
         execute();
-    else if (is("moving") || is("backlog") || is("refused") || is("interrupted"))
+    else if (is("moving") || is("backlog") || refused() || is("interrupted"))
         serve_numbers();
     else
         serve(1 + (is("chain") || is("before") || is("after") ? STEPS : is("names") ? 11 : 2));
