@@ -429,8 +429,14 @@ impl QueuePair {
                 Completed::Written | Completed::Read if self.work.complete(completion.id) => {
                     self.reads.complete(completion.id);
                 }
-                Completed::Written | Completed::Read => self.breaks(Break::WrongCompletion),
-                Completed::Failed(why) => self.breaks(Break::Work(why)),
+                Completed::Written | Completed::Read => {
+                    self.reads.doubt();
+                    self.breaks(Break::WrongCompletion);
+                }
+                Completed::Failed(why) => {
+                    self.reads.doubt();
+                    self.breaks(Break::Work(why));
+                }
             }
         }
         found

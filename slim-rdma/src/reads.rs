@@ -22,6 +22,8 @@ pub(crate) struct ReadQueue {
     /// Number of the work, and the caller's number, in order.
     posted: VecDeque<(u64, u64)>,
     over: VecDeque<ReadOver>,
+    /// Work has failed. What an adapter reports afterwards as done tells nothing of the reads before it.
+    doubtful: bool,
 }
 
 impl ReadQueue {
@@ -39,10 +41,16 @@ impl ReadQueue {
     pub(crate) fn complete(&mut self, id: u64) {
         while let Some((work, number)) = self.posted.front().copied()
             && work < id
+            && !self.doubtful
         {
             self.posted.pop_front();
             self.over.push_back(ReadOver { number, done: true });
         }
+    }
+
+    /// Work of the queue pair has failed, or its completions are wrong: no read completes any more.
+    pub(crate) fn doubt(&mut self) {
+        self.doubtful = true;
     }
 
     /// Nothing more can complete.
@@ -57,5 +65,25 @@ impl ReadQueue {
     /// The next read that is over, in the order in which they were posted.
     pub(crate) fn next_over(&mut self) -> Option<ReadOver> {
         self.over.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_read_is_done_by_work_that_completes_after_a_failure() {
+        let mut reads = ReadQueue::default();
+        reads.post(3, 30);
+        reads.post(5, 50);
+        reads.complete(4);
+        reads.doubt();
+        reads.complete(6);
+        let over = |number, done| Some(ReadOver { number, done });
+        assert_eq!(reads.next_over(), over(30, true));
+        assert_eq!(reads.next_over(), None);
+        reads.fail();
+        assert_eq!(reads.next_over(), over(50, false));
     }
 }

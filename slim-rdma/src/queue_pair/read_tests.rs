@@ -17,7 +17,11 @@ const LEN: usize = 100;
 const BEFORE: u8 = 0xee;
 
 fn reading() -> Reading {
-    let mut two = two(sizes(4096, 64));
+    reading_with(sizes(4096, 64))
+}
+
+fn reading_with(sizes: PairSizes) -> Reading {
+    let mut two = two(sizes);
     let source = two.there.register(LEN, Access::Readable).unwrap();
     let sink = two.here.register(LEN, Access::Sink).unwrap();
     two.there.write(source, 0, &bytes(7, LEN));
@@ -81,6 +85,22 @@ fn messages_have_places_left_however_many_reads_are_wanted() {
     all.read(200).unwrap();
     all.two.settle();
     assert_eq!(all.over(), [(200, true)]);
+}
+
+/// A read needs a place for the write behind it, too.
+#[test]
+fn a_read_with_one_place_left_is_not_posted() {
+    let mut all = reading_with(sizes(4096, 128));
+    while all.two.near.work.has_places(2) {
+        all.two.send(&bytes(0, 1));
+    }
+    assert!(all.two.near.work.has_place());
+    assert_eq!(all.read(5), Err(PairError::WouldBlock));
+    assert_eq!(all.two.near.broken(), None);
+    all.two.settle();
+    all.read(5).unwrap();
+    all.two.settle();
+    assert_eq!(all.over(), [(5, true)]);
 }
 
 #[test]
