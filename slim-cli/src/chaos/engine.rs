@@ -53,17 +53,18 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Ends the faults that are over, and makes those that are due. A fault that cannot be made is reported and does not stop the others.
+    /// Ends the faults that are over, and makes one that is due. A fault that cannot be made is reported and does not stop the others.
     pub fn step(&mut self) {
         let now = self.begin.elapsed();
         let over = |a: &mut Active| a.until.is_some_and(|until| until <= now);
         for over in self.active.extract_if(.., over).collect::<Vec<_>>() {
             self.end(over);
         }
-        while self.schedule.peek().is_some_and(|at| at <= now) {
-            let Some(due) = self.schedule.next() else {
-                break;
-            };
+        self.report.late += self.schedule.leave_out_late(now);
+        // The next one is for the next step, because this one may take long.
+        if self.schedule.peek().is_some_and(|at| at <= now)
+            && let Some(due) = self.schedule.next()
+        {
             self.strike(due);
         }
     }

@@ -19,6 +19,8 @@ pub struct ChaosReport {
     pub status: Option<i32>,
     /// Every fault, by time.
     pub faults: Vec<FaultRow>,
+    /// Faults that were due before the end of the plan's duration and were not made, because others before them took too long.
+    pub late: usize,
 }
 
 /// One fault.
@@ -115,6 +117,9 @@ impl ChaosReport {
                 text.push_str(&format!(", {n} could not be {what}"));
             }
         }
+        if self.late > 0 {
+            text.push_str(&format!(", {} came too late", self.late));
+        }
         if let Some(status) = self.status {
             text.push_str(&format!("; exit status of the command: {status}"));
         }
@@ -160,6 +165,7 @@ mod tests {
                 row("kill", Some(2), None, false),
                 row("drop", None, Some(1.5), true),
             ],
+            late: 0,
         }
     }
 
@@ -185,6 +191,9 @@ mod tests {
         assert_eq!(report.exit_status(), 1);
         let text = report.text();
         assert!(text.contains("seed 9, 1 could not be ended\n"), "{text}");
+        report.late = 7;
+        let text = report.text();
+        assert!(text.contains("could not be ended, 7 came too late\n"), "{text}");
     }
 
     #[test]

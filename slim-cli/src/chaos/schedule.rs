@@ -7,6 +7,9 @@ use slim_lab::SeededRng;
 use super::plan::{Plan, PlannedFault};
 use super::times::{Lasting, Lasts, Span};
 
+/// How late faults may be that were due before the end of the plan's duration.
+const LATEST: Duration = Duration::from_secs(1);
+
 /// One fault that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
@@ -58,6 +61,14 @@ impl Schedule {
     /// Time of the next fault, without taking it.
     pub fn peek(&self) -> Option<Duration> {
         self.first().map(|(_, at)| at)
+    }
+
+    /// The duration was over a second ago: leaves out the faults that were due before, because those before them have taken long. Returns their number.
+    pub fn leave_out_late(&mut self, now: Duration) -> usize {
+        match self.end {
+            Some(end) if now > end + LATEST => self.by_ref().count(),
+            _ => 0,
+        }
     }
 
     fn first(&self) -> Option<(usize, Duration)> {
@@ -135,6 +146,22 @@ mod tests {
         for pair in kills.windows(2) {
             assert!((0.5..=2.0).contains(&(pair[1].at - pair[0].at).as_secs_f64()));
         }
+    }
+
+    #[test]
+    fn what_is_late_when_the_duration_is_over_is_left_out() {
+        let plan = Plan::parse(TWO).unwrap();
+        let mut schedule = Schedule::new(&plan, 3);
+        let all = times(TWO, 3).len();
+        assert_eq!(schedule.leave_out_late(Duration::from_secs(21)), 0);
+        schedule.next().unwrap();
+        let late = Duration::from_millis(21_001);
+        assert_eq!(schedule.leave_out_late(late), all - 1);
+        assert_eq!(schedule.peek(), None);
+        assert_eq!(schedule.leave_out_late(late), 0);
+        let endless = "[[fault]]\nkind = \"kill\"\nevery = 1\n";
+        let mut schedule = Schedule::new(&Plan::parse(endless).unwrap(), 3);
+        assert_eq!(schedule.leave_out_late(Duration::from_secs(1000)), 0);
     }
 
     #[test]
