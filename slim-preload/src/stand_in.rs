@@ -74,6 +74,20 @@ static READY: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 
 /// The process's one always-ready descriptor that shows these ends. It is duplicated, never read.
 pub fn ready(ended: Ended) -> Result<c_int, Errno> {
+    let have = READY[ended as usize].load(Ordering::Acquire);
+    if have >= 0 {
+        return Ok(have);
+    }
+    // All of them at once, so that the number of SLIM's descriptors does not grow later.
+    for other in [Ended::Neither, Ended::Read, Ended::Both] {
+        if other != ended {
+            let _ = make_ready(other);
+        }
+    }
+    make_ready(ended)
+}
+
+fn make_ready(ended: Ended) -> Result<c_int, Errno> {
     let place = &READY[ended as usize];
     let have = place.load(Ordering::Acquire);
     if have >= 0 {
