@@ -78,46 +78,35 @@ pub fn ready(ended: Ended) -> Result<c_int, Errno> {
     if have >= 0 {
         return Ok(have);
     }
-    // All of them at once, so that the number of SLIM's descriptors does not grow later.
+    let made = make_ready(ended)?;
+    // The others, too, so that the number of SLIM's descriptors does not grow later.
     for other in [Ended::Neither, Ended::Read, Ended::Both] {
-        if other != ended {
+        if READY[other as usize].load(Ordering::Acquire) < 0 {
             let _ = make_ready(other);
         }
     }
-    make_ready(ended)
+    Ok(made)
 }
 
 fn make_ready(ended: Ended) -> Result<c_int, Errno> {
-    let place = &READY[ended as usize];
-    let have = place.load(Ordering::Acquire);
-    if have >= 0 {
-        return Ok(have);
-    }
     // The socket has one empty packet to read, and nothing can be written to it. A program that got the file without our
-    // knowledge finds an end of file, never bytes that the peer did not send.
-    let kind = match ended {
-        Ended::Neither => libc::SOCK_SEQPACKET,
-        // Each end of such a pair can be shut down alone.
-        Ended::Read | Ended::Both => libc::SOCK_DGRAM,
-    };
-    let [a, b] = sys::socketpair(kind)?;
+    // knowledge finds an end of file, never bytes that the peer did not send. Each end of such a pair is shut down alone, and the
+    // other end need not stay.
+    let [a, b] = sys::socketpair(libc::SOCK_DGRAM)?;
     sign(a);
-    sys::send(b, b"", 0)?;
-    match ended {
-        // `b` stays open for good: closing it would hang `a` up.
-        Ended::Neither => sys::shutdown(a, libc::SHUT_WR),
-        Ended::Read => {
-            sys::shutdown(a, libc::SHUT_RD);
-            // Sends are refused from now on.
-            sys::close(b);
-        }
-        Ended::Both => {
-            sys::shutdown(a, libc::SHUT_RDWR);
-            sys::close(b);
-        }
-    }
+    let sent = sys::send(b, b"", 0);
+    sys::shutdown(
+        a,
+        match ended {
+            Ended::Neither => libc::SHUT_WR,
+            Ended::Read => libc::SHUT_RD,
+            Ended::Both => libc::SHUT_RDWR,
+        },
+    );
+    sys::close(b);
+    sent.inspect_err(|_| sys::close(a))?;
     // Two threads that race here leak one socket.
-    place.store(a, Ordering::Release);
+    READY[ended as usize].store(a, Ordering::Release);
     Ok(a)
 }
 
