@@ -60,7 +60,7 @@ pub fn is_one(fd: c_int) -> bool {
 
 /// Which directions of a flow have ended, as poll shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ShownEnds {
     /// None that poll shows: a program that has ended its own direction finds the descriptor writable, as before.
     Neither,
     /// The one that the application reads: `POLLRDHUP`.
@@ -69,18 +69,18 @@ pub enum Ended {
     Both,
 }
 
-/// The process's always-ready descriptors, by [`Ended`].
+/// The process's always-ready descriptors, by [`ShownEnds`].
 static READY: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 
 /// The process's one always-ready descriptor that shows these ends. It is duplicated, never read.
-pub fn ready(ended: Ended) -> Result<c_int, Errno> {
+pub fn ready(ended: ShownEnds) -> Result<c_int, Errno> {
     let have = READY[ended as usize].load(Ordering::Acquire);
     if have >= 0 {
         return Ok(have);
     }
     let made = make_ready(ended)?;
     // The others, too, so that the number of SLIM's descriptors does not grow later.
-    for other in [Ended::Neither, Ended::Read, Ended::Both] {
+    for other in [ShownEnds::Neither, ShownEnds::Read, ShownEnds::Both] {
         if READY[other as usize].load(Ordering::Acquire) < 0 {
             let _ = make_ready(other);
         }
@@ -88,7 +88,7 @@ pub fn ready(ended: Ended) -> Result<c_int, Errno> {
     Ok(made)
 }
 
-fn make_ready(ended: Ended) -> Result<c_int, Errno> {
+fn make_ready(ended: ShownEnds) -> Result<c_int, Errno> {
     // The socket has one empty packet to read, and nothing can be written to it. A program that got the file without our
     // knowledge finds an end of file, never bytes that the peer did not send. Each end of such a pair is shut down alone, and the
     // other end need not stay.
@@ -98,9 +98,9 @@ fn make_ready(ended: Ended) -> Result<c_int, Errno> {
     sys::shutdown(
         a,
         match ended {
-            Ended::Neither => libc::SHUT_WR,
-            Ended::Read => libc::SHUT_RD,
-            Ended::Both => libc::SHUT_RDWR,
+            ShownEnds::Neither => libc::SHUT_WR,
+            ShownEnds::Read => libc::SHUT_RD,
+            ShownEnds::Both => libc::SHUT_RDWR,
         },
     );
     sys::close(b);
@@ -316,7 +316,8 @@ mod tests {
     #[test]
     fn nobody_can_connect_to_a_stand_in() {
         let [near, far] = placeholder().unwrap();
-        let all_ready = [Ended::Neither, Ended::Read, Ended::Both].map(|e| ready(e).unwrap());
+        let all_ready =
+            [ShownEnds::Neither, ShownEnds::Read, ShownEnds::Both].map(|e| ready(e).unwrap());
         for fd in [near, far].into_iter().chain(all_ready) {
             let name = RawAddr::local(fd).unwrap();
             // Only the address family: the socket has no name by which another process could find it.
@@ -330,9 +331,9 @@ mod tests {
         let open = libc::POLLIN | libc::POLLOUT;
         let read = open | libc::POLLRDHUP;
         for (ended, shown, refusal) in [
-            (Ended::Neither, open, libc::EPIPE),
-            (Ended::Read, read, libc::ECONNREFUSED),
-            (Ended::Both, read | libc::POLLHUP, libc::EPIPE),
+            (ShownEnds::Neither, open, libc::EPIPE),
+            (ShownEnds::Read, read, libc::ECONNREFUSED),
+            (ShownEnds::Both, read | libc::POLLHUP, libc::EPIPE),
         ] {
             let fd = ready(ended).unwrap();
             assert_eq!(ready_for(fd), shown, "{ended:?}");

@@ -3,7 +3,7 @@
 use super::flags::with_file;
 use super::{CtlGuard, open, swap_in, unmanage};
 use crate::flow::{Ctl, Flow, Mode, Then};
-use crate::stand_in::{self, Ended};
+use crate::stand_in::{self, ShownEnds};
 use crate::{options, runtime, sys};
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -26,16 +26,16 @@ pub fn show_end(flow: &Flow, ctl: &mut Ctl) {
 }
 
 /// Which directions have ended. The peer's has ended only when all its bytes are here.
-fn ended(flow: &Flow, ctl: &Ctl) -> Ended {
+fn ended(flow: &Flow, ctl: &Ctl) -> ShownEnds {
     let unread = || ctl.transport().map_or(0, sys::readable);
     let peer_ended = || match flow.stream.peer_final() {
         Some(_) => flow.stream.ends_at(flow.stream.received() + unread()),
         None => false,
     };
     match flow.read_shut.load(Ordering::Relaxed) || peer_ended() {
-        true if flow.stream.local_final().is_some() => Ended::Both,
-        true => Ended::Read,
-        false => Ended::Neither,
+        true if flow.stream.local_final().is_some() => ShownEnds::Both,
+        true => ShownEnds::Read,
+        false => ShownEnds::Neither,
     }
 }
 
