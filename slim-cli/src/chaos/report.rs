@@ -193,7 +193,10 @@ mod tests {
         assert!(text.contains("seed 9, 1 could not be ended\n"), "{text}");
         report.late = 7;
         let text = report.text();
-        assert!(text.contains("could not be ended, 7 came too late\n"), "{text}");
+        assert!(
+            text.contains("could not be ended, 7 came too late\n"),
+            "{text}"
+        );
     }
 
     #[test]
