@@ -202,24 +202,24 @@ static void execute_while_interrupted(void) {
     report(moved->received, moved->repeated, moved->lost);
 }
 
-static void *execute_in_vain(void *none UNUSED) {
+// Executes a program that loads SLIM, too, with an argument that is too long.
+static void fail_to_execute(void) {
     static char huge[300000];
     memset(huge, 'x', sizeof huge - 1);
     char *args[] = {"x", huge, NULL};
-    while (!over) execve(self, args, environ);
+    execve(self, args, environ);
+}
+
+static void *execute_in_vain(void *none UNUSED) {
+    while (!over) fail_to_execute();
     return NULL;
 }
 
-// The handler executes a program in vain, too, wherever it has interrupted the exec. Not each time: the next signal would always come
-// when the handler has returned.
+// Wherever the signal has interrupted the exec. Not each time: the next signal would always come when the handler has returned.
 static void execute_in_handler(int s UNUSED) {
-    static char huge[300000];
     static int calls;
-    if (++calls % 20) return;
-    memset(huge, 'x', sizeof huge - 1);
-    char *args[] = {"x", huge, NULL};
     int e = errno;
-    execve(self, args, environ);
+    if (++calls % 20 == 0) fail_to_execute();
     errno = e;
 }
 
@@ -237,7 +237,7 @@ static void *duplicate(void *none UNUSED) {
     return NULL;
 }
 
-// Several threads execute a program that loads SLIM, too, with an argument that is too long, beside traffic both ways.
+// Several threads execute in vain, beside traffic both ways.
 static void execute_while_refused(void) {
     static struct moved here;
     enum { THREADS = 6 };
