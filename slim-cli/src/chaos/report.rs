@@ -19,7 +19,7 @@ pub struct ChaosReport {
     pub status: Option<i32>,
     /// Every fault, by time.
     pub faults: Vec<FaultRow>,
-    /// Faults that were due before the end of the plan's duration and were not made, because others before them took too long.
+    /// Faults that were due before the end of the plan's duration and were left out, because the faults before them took too long.
     pub late: usize,
 }
 

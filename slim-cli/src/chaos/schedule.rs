@@ -7,7 +7,7 @@ use slim_lab::SeededRng;
 use super::plan::{Plan, PlannedFault};
 use super::times::{Lasting, Lasts, Span};
 
-/// How late faults may be that were due before the end of the plan's duration.
+/// How long after the end of the plan's duration a fault may still be made that was due before it.
 const LATEST: Duration = Duration::from_secs(1);
 
 /// One fault that is due.
@@ -63,7 +63,7 @@ impl Schedule {
         self.first().map(|(_, at)| at)
     }
 
-    /// The duration was over a second ago: leaves out the faults that were due before, because those before them have taken long. Returns their number.
+    /// Leaves out the faults that are still due a second after the end of the duration. Returns their number.
     pub fn leave_out_late(&mut self, now: Duration) -> usize {
         match self.end {
             Some(end) if now > end + LATEST => self.by_ref().count(),

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 
 /// The stash is read first, while the transport waits.
 pub(super) fn show_stash(flow: &Flow, ctl: &mut Ctl) {
-    put_ready(flow, ctl);
+    let ends = ended(flow, ctl);
+    put_ready(flow, ctl, ends);
     ctl.clear_suspension(flow);
     ctl.show_stash();
 }
@@ -18,10 +19,12 @@ pub(super) fn show_stash(flow: &Flow, ctl: &mut Ctl) {
 /// A direction of the flow has ended: shows that, if the stash is being read.
 pub fn show_end(flow: &Flow, ctl: &mut Ctl) {
     let is_shown = |ready| runtime::file(ready).is_some_and(|file| flow.is_file(file));
-    if ctl.mode() == (Mode::Stashed { then: Then::Open })
-        && stand_in::ready(ended(flow, ctl)).is_ok_and(|ready| !is_shown(ready))
-    {
-        put_ready(flow, ctl);
+    if ctl.mode() != (Mode::Stashed { then: Then::Open }) {
+        return;
+    }
+    let ends = ended(flow, ctl);
+    if stand_in::ready(ends).is_ok_and(|ready| !is_shown(ready)) {
+        put_ready(flow, ctl, ends);
     }
 }
 
@@ -39,10 +42,10 @@ fn ended(flow: &Flow, ctl: &Ctl) -> ShownEnds {
     }
 }
 
-/// Puts the always-ready stand-in under the numbers.
-fn put_ready(flow: &Flow, ctl: &mut Ctl) {
+/// Puts the always-ready stand-in that shows these ends under the numbers.
+fn put_ready(flow: &Flow, ctl: &mut Ctl, ends: ShownEnds) {
     let asynchronous = std::mem::take(&mut ctl.asynchronous);
-    if let Ok(file) = stand_in::ready(ended(flow, ctl)) {
+    if let Ok(file) = stand_in::ready(ends) {
         // The stand-in's status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(flow, ctl, file, true);
     }
